@@ -1,0 +1,47 @@
+"""`glm-jax train`: the stages of a config, from the start or from where the workdir's last checkpoint left them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from absl import flags
+
+from glm_jax.cli.flags import parse
+
+
+def run(argv: Sequence[str]) -> int:
+    """Trains; with --dry_run prints the config as it was read and what the state will take, and stops there."""
+
+    def define(values: flags.FlagValues) -> None:
+        flags.DEFINE_bool("dry_run", False, "print the resolved config and the memory estimate", flag_values=values)
+
+    command = parse("train", argv, define, required=("config",) if _dry(argv) else ("config", "workdir"))
+    # jax is imported here and not above, so that --help answers at once.
+    from glm_jax.config.strict import read, render
+    from glm_jax.host.config import RunConfig
+
+    config = read(RunConfig, command.config)
+    if command.flags.dry_run:
+        print(render(config))
+        print(_memory(config))
+        return 0
+    from glm_jax.host.run import train
+
+    train(config, command.workdir)
+    return 0
+
+
+def _dry(argv: Sequence[str]) -> bool:
+    return bool({"--dry_run", "-dry_run", "--dry_run=true"} & set(argv))
+
+
+def _memory(config: object) -> str:
+    """The state's parts in MiB, on all devices together."""
+    from glm_jax.data.tokenizer import ByteTokenizer
+    from glm_jax.host import compose
+
+    program = compose.make_program(config, compose.model_config(config, ByteTokenizer()))
+    parts = compose.memory(program)
+    devices = program.mesh.size
+    rows = [f"  {name:<18} {size / 2**20:12.1f} MiB" for name, size in (*parts.items(), ("all", sum(parts.values())))]
+    return "\n".join([f"memory of the state over {devices} device(s), activations and scratch apart:", *rows])

@@ -1,0 +1,38 @@
+"""A tokenizer of bytes: every text has exactly one encoding, and there is nothing to download."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+# Ids below FIRST_BYTE are special; 3 to 7 are unused and make the vocabulary a multiple of 8, as meshes like it.
+PAD, BOS, EOS, FIRST_BYTE = 0, 1, 2, 8
+_NAMES = {PAD: "<pad>", BOS: "<bos>", EOS: "<eos>"}
+
+
+class ByteTokenizer:
+    """UTF-8 bytes as ids 8 to 263; 0 is padding, 1 begins a document, 2 ends an answer."""
+
+    vocab_size = FIRST_BYTE + 256
+    pad_id = PAD
+    bos_id = BOS
+    eos_id = EOS
+
+    def encode(self, text: str) -> list[int]:
+        """The ids of `text`, without bos or eos. A lone surrogate, which UTF-8 cannot write, becomes '?'."""
+        return [FIRST_BYTE + byte for byte in text.encode("utf-8", errors="replace")]
+
+    def decode(self, ids: Iterable[int]) -> str:
+        """The text of `ids`. One bos in front and one eos at the end are dropped.
+
+        Every other special id is shown (`<pad>`, `<3>`), so that an answer with one in its midst equals no clean
+        answer, and bytes that are no UTF-8 are shown as `\\xff`. Raises ValueError for an id outside the vocabulary.
+        """
+        ids = [int(i) for i in ids]
+        ids = ids[1:] if ids[:1] == [BOS] else ids
+        ids = ids[:-1] if ids[-1:] == [EOS] else ids
+        raw = bytearray()
+        for i in ids:
+            if not 0 <= i < self.vocab_size:
+                raise ValueError(f"id {i} is outside the byte vocabulary of {self.vocab_size} ids")
+            raw += bytes([i - FIRST_BYTE]) if i >= FIRST_BYTE else _NAMES.get(i, f"<{i}>").encode()
+        return raw.decode("utf-8", errors="backslashreplace")

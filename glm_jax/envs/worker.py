@@ -1,0 +1,154 @@
+"""A process that scores completions, beside a keeper that kills it with all its descendants.
+
+`python -P worker.py SOCKET LIFELINE` (two inherited file descriptors) forks at once. The child imports the
+user's function and serves calls on the socket. The keeper runs no user code: it waits until the lifeline reaches its
+end, which the kernel sees to even when the parent is killed with -9, or until the child is gone, and then kills
+everything that descends from it. So a function that holds the interpreter's lock, or starts programs of its own, cannot
+outlive the run.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import importlib
+import json
+import os
+import select
+import signal
+import sys
+import traceback
+from collections.abc import Callable
+from contextlib import suppress
+from multiprocessing.connection import Connection
+from pathlib import Path
+
+_SET_DEATH_SIGNAL, _SET_SUBREAPER = 1, 36  # prctl(2)
+
+
+def main(socket: int, lifeline: int) -> None:
+    """Forks into keeper and worker. Returns in neither."""
+    keeper = os.getpid()
+    wake_read, wake_write = os.pipe()
+    os.set_blocking(wake_write, False)
+    signal.signal(signal.SIGCHLD, lambda *_: None)
+    signal.set_wakeup_fd(wake_write)
+    _prctl(_SET_SUBREAPER, 1)  # descendants whose parent ends become the keeper's children, so none gets lost
+    child = os.fork()
+    if child == 0:
+        signal.set_wakeup_fd(-1)
+        signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+        for fd in (lifeline, wake_read, wake_write):
+            os.close(fd)
+        os.setsid()
+        _prctl(_SET_DEATH_SIGNAL, signal.SIGKILL)
+        if os.getppid() == keeper:
+            _serve(Connection(socket))
+        os._exit(0)
+    os.close(socket)
+    while True:
+        ready, _, _ = select.select([lifeline, wake_read], [], [])
+        if lifeline in ready or _gone(child):
+            break
+        os.read(wake_read, 1024)  # some other descendant ended
+    _kill_descendants(child)
+    os._exit(0)
+
+
+def load(name: str) -> Callable[[str, dict], float]:
+    """The function that `name`, of the form module:function, stands for. Raises ValueError that says what is wrong."""
+    module_name, _, function_name = name.partition(":")
+    if not module_name or not function_name:
+        raise ValueError(f"{name!r} is not of the form module:function")
+    try:
+        module = importlib.import_module(module_name)
+    except Exception as error:
+        raise ValueError(f"module {module_name!r} cannot be imported: {describe(error)}") from error
+    function = getattr(module, function_name, None)
+    if not callable(function):
+        raise ValueError(f"module {module_name!r} ({module.__file__}) has no function {function_name!r}")
+    if prepare := getattr(function, "prepare", None):
+        try:
+            prepare()
+        except Exception as error:
+            raise ValueError(f"{name}.prepare() failed: {describe(error)}") from error
+    return function
+
+
+def describe(error: BaseException) -> str:
+    """An exception in one line, with the place that raised it."""
+    frames = traceback.extract_tb(error.__traceback__)
+    place = f" ({Path(frames[-1].filename).name}:{frames[-1].lineno})" if frames else ""
+    text = " ".join(str(error).split())
+    return f"{type(error).__name__}: {text[:300]}{place}"
+
+
+def _serve(connection: Connection) -> None:
+    """Loads the function that the first message names, then answers each (completion, task) with one JSON object."""
+    os.dup2(sys.stderr.fileno(), sys.stdout.fileno())  # what user code prints is no part of the run's output
+    try:
+        start = connection.recv()
+        sys.path[:] = start["path"]
+        try:
+            function = load(start["function"])
+        except ValueError as error:
+            connection.send_bytes(json.dumps({"failed": str(error)}).encode())
+            return
+        connection.send_bytes(json.dumps({"ready": True}).encode())
+        while True:
+            completion, task = connection.recv()
+            connection.send_bytes(json.dumps(_call(function, completion, task)).encode())
+    except (EOFError, ConnectionError):
+        return  # the pool is closed
+
+
+def _call(function: Callable[[str, dict], float], completion: str, task: dict) -> dict:
+    try:
+        value = function(completion, task)
+    except BaseException as error:  # SystemExit too: user code must not end the worker
+        return {"raised": describe(error)}
+    try:
+        return {"value": float(value)}
+    except (TypeError, ValueError):
+        return {"raised": f"it returned {value!r:.100} ({type(value).__name__}); a reward is one float"}
+
+
+def _prctl(option: int, value: int) -> None:
+    if sys.platform == "linux":
+        ctypes.CDLL(None, use_errno=True).prctl(option, value, 0, 0, 0)
+
+
+def _gone(child: int) -> bool:
+    """Whether the child has ended; it is left unreaped, so that its number stays its own."""
+    return os.waitid(os.P_PID, child, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None
+
+
+def _kill_descendants(child: int) -> None:
+    """Kills and reaps until this process has no child left."""
+    while True:
+        with suppress(ProcessLookupError, PermissionError):
+            os.killpg(child, signal.SIGKILL)
+        for pid in _descendants(os.getpid()):
+            with suppress(ProcessLookupError, PermissionError):
+                os.kill(pid, signal.SIGKILL)
+        try:
+            os.waitpid(-1, 0)
+        except ChildProcessError:
+            return
+
+
+def _descendants(root: int) -> set[int]:
+    """Process ids below `root`, from /proc; empty on systems that have none, where the process group has to do."""
+    parents = {}
+    for entry in Path("/proc").glob("[0-9]*/stat"):
+        with suppress(OSError, ValueError, IndexError):
+            # The command's name, in brackets, may hold anything; the parent is the second field after it.
+            parents[int(entry.parent.name)] = int(entry.read_text(errors="replace").rpartition(")")[2].split()[1])
+    found, before = {root}, -1
+    while len(found) != before:
+        before = len(found)
+        found |= {pid for pid, parent in parents.items() if parent in found}
+    return found - {root}
+
+
+if __name__ == "__main__":
+    main(int(sys.argv[1]), int(sys.argv[2]))

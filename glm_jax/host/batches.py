@@ -1,0 +1,85 @@
+"""Packs finished rollouts, or question and answer pairs, into the arrays of a learning batch."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from glm_jax.data.packing import first_fit
+from glm_jax.host.errors import RunError
+from glm_jax.host.rollouts import Rollout
+from glm_jax.learn.batch import LearnBatch, empty_batch
+
+
+@dataclass(frozen=True)
+class Document:
+    """One row segment of a batch: `start` prompt tokens, then trainable ones. Arrays are over all of its tokens."""
+
+    key: int
+    tokens: np.ndarray  # int32[S]
+    start: int
+    logp: np.ndarray  # float32[S], 0 over the prompt
+    version: np.ndarray  # int32[S], 0 over the prompt
+    reward: float  # for the last token: a reward, or an advantage where a baseline was taken off
+
+
+def rollout_document(rollout: Rollout, reward: float) -> Document:
+    """A finished rollout with the figure it is to learn from."""
+    start = len(rollout.prompt)
+    return Document(
+        key=rollout.id,
+        tokens=np.concatenate([np.asarray(rollout.prompt, np.int32), np.asarray(rollout.tokens, np.int32)]),
+        start=start,
+        logp=_after(start, rollout.logp, np.float32),
+        version=_after(start, rollout.version, np.int32),
+        reward=reward,
+    )
+
+
+def example_document(key: int, prompt: Sequence[int], answer: Sequence[int]) -> Document:
+    """A question whose answer is to be learnt by cross-entropy."""
+    tokens = np.concatenate([np.asarray(prompt, np.int32), np.asarray(answer, np.int32)])
+    return Document(key, tokens, len(prompt), np.zeros(len(tokens), np.float32), np.zeros(len(tokens), np.int32), 0.0)
+
+
+def pack(documents: Sequence[Document], shape: tuple[int, int, int]) -> tuple[LearnBatch, list[Document]]:
+    """First-fit into M micro-batches of R rows of C tokens; returns the batch and the documents that wait.
+
+    A document stays within one row, so no rollout straddles two micro-batches. Raises RunError for a document that no
+    empty row could hold, or that has nothing to train, or no prompt to predict its first token from.
+    """
+    micro_batches, rows, length = shape
+    for document in documents:
+        size = len(document.tokens)
+        if size > length:
+            raise RunError(f"document {document.key} has {size} tokens; a row of the batch holds {length}.")
+        if not 0 < document.start < size:
+            raise RunError(f"document {document.key} has {document.start} prompt tokens of {size}; it needs both.")
+    batch = empty_batch(micro_batches, rows, length)
+    places = first_fit([len(document.tokens) for document in documents], micro_batches * rows, length)
+    numbers = Counter[int]()
+    for document, (row, column) in zip(documents, places.tolist(), strict=True):
+        if row >= 0:
+            numbers[row] += 1
+            _place(batch, divmod(row, rows), column, numbers[row], document)
+    used = max(numbers) // rows + 1 if numbers else 0
+    waiting = [document for document, (row, _) in zip(documents, places.tolist(), strict=True) if row < 0]
+    return batch.replace(used=np.asarray(used, np.int32)), waiting
+
+
+def _place(batch: LearnBatch, row: tuple[int, int], column: int, number: int, document: Document) -> None:
+    where = (*row, slice(column, column + len(document.tokens)))
+    batch.tokens[where] = document.tokens
+    batch.document_ids[where] = number
+    batch.rollout[where] = number
+    batch.version[where] = document.version
+    batch.behaviour_logp[where] = document.logp
+    batch.trainable[where][document.start :] = True
+    batch.reward[where][-1] = document.reward
+
+
+def _after(start: int, values: Sequence[float], dtype: type) -> np.ndarray:
+    return np.concatenate([np.zeros(start, dtype), np.asarray(values, dtype)])

@@ -1,0 +1,122 @@
+"""Puts the rooms together: a model, its program and state, and the desk through which rollouts pass."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import jax
+
+from glm_jax.data.tasks import Task
+from glm_jax.data.tokenizer import ByteTokenizer
+from glm_jax.envs.rewards import RewardPool
+from glm_jax.host.config import RunConfig
+from glm_jax.host.device import Device
+from glm_jax.host.errors import RunError
+from glm_jax.host.ledger import Ledger
+from glm_jax.host.sampling import Draw, Sampling
+from glm_jax.host.scoring import Scorer
+from glm_jax.io import hf
+from glm_jax.learn.config import LearnConfig
+from glm_jax.model.config import PRESETS, ModelConfig
+from glm_jax.program.round import Program, build
+from glm_jax.program.state import RunState
+from glm_jax.sharding.mesh import make_mesh
+
+
+def model_config(config: RunConfig, tokenizer: ByteTokenizer) -> ModelConfig:
+    """The architecture; a preset gets the tokenizer's vocabulary. Raises RunError where the two do not agree."""
+    source = config.model
+    if source.path is not None:
+        model = hf.read_config(Path(source.path))
+    else:
+        model = PRESETS[source.preset](**{"vocab_size": tokenizer.vocab_size, **source.changes})
+    if model.vocab_size != tokenizer.vocab_size:
+        raise RunError(
+            f"the model has {model.vocab_size} token ids and the tokenizer {tokenizer.vocab_size}: what it samples "
+            "could not be read. Use a model of the tokenizer's vocabulary."
+        )
+    return model
+
+
+def make_program(config: RunConfig, model: ModelConfig, learn: LearnConfig | None = None) -> Program:
+    """The program of a run; nothing is compiled yet."""
+    return build(model, config.rollout, learn or config.learn, make_mesh(config.mesh))
+
+
+def first_state(program: Program, config: RunConfig) -> RunState:
+    """The state that a run starts from: new weights, or those of its model folder."""
+    state = program.init(config.seed)
+    if config.model.path is None:
+        return state
+    _, params = hf.load(config.model.path)
+    return with_policy(program, state, params)
+
+
+def with_policy(program: Program, state: RunState, params: Any) -> RunState:
+    """The state with other weights of the policy, and where there is a critic, one made from them."""
+    placed = jax.device_put(params, program.shardings.policy.params)
+    state = state.replace(policy=state.policy.replace(params=placed))
+    return state if state.critic is None else program.start_critic(state)
+
+
+def policy_target(program: Program) -> Any:
+    """Shapes, dtypes and places of the policy's parameters, for a restore."""
+    shapes = jax.eval_shape(program.init, 0).policy.params
+    place = lambda x, sharding: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding)  # noqa: E731
+    return jax.tree.map(place, shapes, program.shardings.policy.params)
+
+
+def check_prompts(tasks: Sequence[Task], tokenizer: ByteTokenizer, window: int) -> None:
+    """Raises RunError for a prompt that leaves no room for a token within the window."""
+    sizes = [len(tokenizer.encode(task.question)) for task in tasks]
+    long = [(size, task.id) for size, task in zip(sizes, tasks, strict=True) if size >= window]
+    if long:
+        size, name = max(long)
+        raise RunError(
+            f"{len(long)} of {len(tasks)} prompts leave no room for an answer in rollout.window = {window} tokens; the "
+            f"longest has {size} ({name}). Raise rollout.window, or choose shorter tasks."
+        )
+    if empty := [task.id for size, task in zip(sizes, tasks, strict=True) if size == 0]:
+        raise RunError(f"{len(empty)} prompts are empty, the first is {empty[0]!r}; a prompt needs at least one token.")
+
+
+def make_sampling(
+    config: RunConfig,
+    program: Program,
+    state: RunState,
+    ledger: Ledger,
+    pool: RewardPool,
+    tasks: Sequence[Task],
+    tokenizer: ByteTokenizer,
+) -> Sampling:
+    """The desk between ledger, device and rewards."""
+    setup = program.setup
+    shape = setup.learn.micro_batches, setup.learn.rows, setup.learn.length
+    device = Device(program, state, config.rollout, shape, config.patience)
+    scorer = Scorer(ledger, pool, tokenizer.decode, {task.id: task for task in tasks})
+    draw = Draw(config.rollout.window, config.rollout.temperature, config.rollout.top_p, (tokenizer.eos_id,))
+    return Sampling(ledger, device, scorer, tokenizer.encode, draw)
+
+
+def make_pool(config: RunConfig) -> RewardPool:
+    """The worker processes that compute rewards."""
+    reward = config.reward
+    return RewardPool(config.tasks.reward, reward.workers, reward.time_limit, (reward.low, reward.high))
+
+
+def memory(program: Program) -> dict[str, int]:
+    """Bytes of the state on all devices together, by part. Activations and XLA's scratch come on top."""
+    state = jax.eval_shape(program.init, 0)
+    parts = {"policy parameters": state.policy.params, "policy optimizer": state.policy.opt_state}
+    if state.critic is not None:
+        parts |= {"critic parameters": state.critic.params, "critic optimizer": state.critic.opt_state}
+    parts["sampler caches"] = state.sampler.caches
+    return {name: sum(x.size * x.dtype.itemsize for x in jax.tree.leaves(tree)) for name, tree in parts.items()}
+
+
+def without_critic(learn: LearnConfig) -> LearnConfig:
+    """For programs that only sample."""
+    return dataclasses.replace(learn, advantage="running_mean")

@@ -1,0 +1,184 @@
+"""The config of a run: what every room wants to know, in one frozen record, and what only several rooms can tell."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from glm_jax.data.tasks import TaskConfig
+from glm_jax.host.router import StalenessConfig
+from glm_jax.host.stages import RL, SFT, STAGES, VALUE, Stage, StageConfig, lay_out
+from glm_jax.learn.config import LearnConfig
+from glm_jax.model.config import PRESETS
+from glm_jax.rollout.config import RolloutConfig
+from glm_jax.sharding.mesh import MeshConfig
+
+
+@dataclass(frozen=True)
+class ModelSource:
+    """The policy at the start: a preset with new weights, or a model folder in the Hugging Face layout."""
+
+    preset: str | None = None
+    changes: dict = field(default_factory=dict)  # fields of ModelConfig that differ from the preset
+    path: str | None = None
+
+    def check(self) -> list[str]:
+        problems = []
+        if (self.preset is None) == (self.path is None):
+            problems.append(f"one of preset and path has to be set; preset is {self.preset!r}, path is {self.path!r}")
+        if self.preset is not None and self.preset not in PRESETS:
+            problems.append(f"preset is {self.preset!r}; known: {', '.join(PRESETS)}")
+        if self.path is not None and self.changes:
+            problems.append("changes belong to a preset; a model folder says itself what it is")
+        return problems
+
+
+@dataclass(frozen=True)
+class EvalConfig:
+    """Evaluation on the held-out tasks, at temperature 1."""
+
+    every: int = 50  # RL steps; 0 = only before the first and after the last
+    samples: int = 1  # per task; 0 = no evaluation
+
+    def check(self) -> list[str]:
+        return _at_least(0, every=self.every, samples=self.samples)
+
+
+@dataclass(frozen=True)
+class CheckpointConfig:
+    every: int = 50  # steps; 0 = only at the end
+    keep: int = 2
+
+    def check(self) -> list[str]:
+        return _at_least(0, every=self.every) + _at_least(1, keep=self.keep)
+
+
+@dataclass(frozen=True)
+class RewardConfig:
+    """How rewards are computed; which function does it stands in tasks.reward."""
+
+    workers: int = 1
+    time_limit: float = 10.0  # seconds per call
+    low: float = 0.0  # rewards outside [low, high] are invalid
+    high: float = 1.0
+
+    def check(self) -> list[str]:
+        problems = _at_least(1, workers=self.workers)
+        if self.time_limit <= 0:
+            problems.append(f"time_limit is {self.time_limit}; it counts seconds, so it must be above 0")
+        if self.low >= self.high:
+            problems.append(f"low is {self.low} and high is {self.high}; low must be below high")
+        return problems
+
+
+@dataclass(frozen=True)
+class RunConfig:
+    """Everything that decides how a run goes. Two runs of equal configs on the same machine are the same run."""
+
+    model: ModelSource = ModelSource()
+    tasks: TaskConfig = TaskConfig()
+    stages: tuple[str, ...] = STAGES  # in this order; a stage of 0 steps is left out
+    sft: StageConfig = StageConfig()
+    value: StageConfig = StageConfig()
+    rl: StageConfig = StageConfig()
+    rollouts_per_prompt: int = 1
+    rollout: RolloutConfig = RolloutConfig()
+    learn: LearnConfig = LearnConfig()
+    staleness: StalenessConfig = StalenessConfig()
+    reward: RewardConfig = RewardConfig()
+    eval: EvalConfig = EvalConfig()
+    checkpoint: CheckpointConfig = CheckpointConfig()
+    mesh: MeshConfig = MeshConfig()
+    wall_time: float | None = None  # seconds that a rollout may take
+    patience: float = 600.0  # seconds without any progress after which the run stops
+    deterministic: bool = False  # resumed runs end with the same bits as unbroken ones
+    profile_rounds: int = 0  # rounds of which a trace for XProf goes to WORKDIR/profile
+    seed: int = 0
+
+    @property
+    def laid_out(self) -> tuple[Stage, ...]:
+        return lay_out({name: getattr(self, name) for name in self.stages if name in STAGES})
+
+    @property
+    def group(self) -> int:
+        """Rollouts that are trained together or not at all."""
+        return self.rollouts_per_prompt if self.learn.advantage == "group" else 1
+
+    @property
+    def shape(self) -> tuple[int, int, int]:
+        """(M, R, C) of a learning batch."""
+        return self.learn.micro_batches, self.learn.rows, self.learn.length
+
+    def check(self) -> list[str]:
+        """What only several fields together can tell: one sentence per problem."""
+        problems = _at_least(1, rollouts_per_prompt=self.rollouts_per_prompt) + _at_least(0, seed=self.seed)
+        problems += _at_least(0, profile_rounds=self.profile_rounds)
+        problems += self._check_stages() + self._check_groups() + self._check_sizes()
+        if self.patience <= 0:
+            problems.append(f"patience is {self.patience}; it counts seconds, so it must be above 0")
+        if self.wall_time is not None and self.wall_time <= 0:
+            problems.append(f"wall_time is {self.wall_time}; it counts seconds, so it must be above 0, or None")
+        if self.deterministic and self.wall_time is not None:
+            problems.append("wall_time goes by the clock, which deterministic = True rules out: set it to None")
+        return problems
+
+    def _check_stages(self) -> list[str]:
+        if unknown := [name for name in self.stages if name not in STAGES]:
+            return [f"stages holds {unknown}; known: {', '.join(STAGES)}"]
+        if list(self.stages) != [name for name in STAGES if name in self.stages]:
+            return [f"stages is {self.stages}; they run in the order {', '.join(STAGES)}, each once"]
+        problems = [] if self.laid_out else ["no stage has steps: set rl.steps, value.steps or sft.steps"]
+        names = [stage.name for stage in self.laid_out]
+        if VALUE in names and self.learn.advantage != "sao":
+            problems.append(
+                f"value.steps is {self.value.steps}, but learn.advantage = {self.learn.advantage!r} has no critic to "
+                "train: set value.steps to 0, or learn.advantage to 'sao'"
+            )
+        rates = {SFT: ["policy_lr"], VALUE: ["critic_lr"], RL: ["policy_lr", "critic_lr"]}
+        for stage in self.laid_out:
+            for rate in rates[stage.name]:
+                if rate == "critic_lr" and self.learn.advantage != "sao":
+                    continue
+                if getattr(stage.config, rate).peak == 0:
+                    problems.append(f"{stage.name}.{rate}.peak is 0, so stage {stage.name} would learn nothing")
+        return problems
+
+    def _check_groups(self) -> list[str]:
+        n, problems = self.rollouts_per_prompt, []
+        if self.learn.advantage == "group" and n == 1:
+            problems.append(
+                "learn.advantage = 'group' compares the rollouts of one prompt, and rollouts_per_prompt is 1: raise "
+                "it, or set learn.advantage to 'sao', which needs one rollout per prompt"
+            )
+        if self.learn.advantage != "group" and n > 1:
+            problems.append(
+                f"rollouts_per_prompt is {n}, but learn.advantage = {self.learn.advantage!r} trains rollouts one by "
+                "one: set it to 1, or learn.advantage to 'group'"
+            )
+        for stage in self.laid_out:
+            if stage.name != SFT and n > 1 and stage.config.batch % n:
+                problems.append(
+                    f"{stage.name}.batch = {stage.config.batch} is no multiple of rollouts_per_prompt = {n}"
+                )
+        return problems
+
+    def _check_sizes(self) -> list[str]:
+        (micro_batches, rows, length), window, problems = self.shape, self.rollout.window, []
+        if window > length:
+            problems.append(f"rollout.window = {window} exceeds learn.length = {length}: such a rollout fits no row")
+        for stage in self.laid_out:
+            holds = micro_batches * rows * (length // window)
+            if stage.name != SFT and window <= length and stage.config.batch > holds:
+                problems.append(
+                    f"{stage.name}.batch = {stage.config.batch} rollouts of up to {window} tokens need not fit "
+                    f"{micro_batches} x {rows} rows of {length}, which hold {holds}: raise learn.micro_batches (unused "
+                    "ones cost nothing), learn.rows or learn.length"
+                )
+        ways = self.mesh.rows
+        for name, size in (("rollout.slots", self.rollout.slots), ("learn.rows", rows)):
+            if ways > 0 and size % ways:
+                problems.append(f"{name} = {size} cannot be split over data x fsdp x expert = {ways} devices evenly")
+        return problems
+
+
+def _at_least(least: int, **values: int) -> list[str]:
+    return [f"{name} is {value}; it must be at least {least}" for name, value in values.items() if value < least]

@@ -1,0 +1,182 @@
+"""The device as the host sees it: rounds go out, and their logs come back one round later."""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import jax
+import numpy as np
+
+from glm_jax.host.errors import RunError, StallError
+from glm_jax.learn.batch import IDLE, RL, SFT, LearnBatch, empty_batch
+from glm_jax.program.exchange import Inbox
+from glm_jax.rollout.config import RolloutConfig
+from glm_jax.rollout.requests import STOP_IDS, empty_requests
+
+
+@dataclass(frozen=True)
+class Request:
+    """A rollout to start or to go on with: all of its tokens so far."""
+
+    rollout: int
+    tokens: Sequence[int]
+    limit: int
+    temperature: float
+    top_p: float
+    stop: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Learning:
+    """What a round is to learn, with figures of the batch that go into the step's metrics."""
+
+    step: int
+    mode: int  # of learn.batch
+    batch: LearnBatch
+    policy_lr: float
+    critic_lr: float
+    figures: dict[str, float] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Sampled:
+    """What a round sampled of one rollout. ending: 0 where it goes on, else rollout.requests.STOP or LENGTH."""
+
+    rollout: int
+    tokens: list[int]
+    logp: list[float]
+    version: int
+    ending: int
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """A round that has come back: what it sampled by rollout id, and what the program measured."""
+
+    round: int
+    sampled: list[Sampled]
+    learning: Learning | None
+    metrics: dict[str, float]
+
+
+@dataclass(frozen=True)
+class _Sent:
+    round: int
+    version: int
+    requests: int
+    learning: Learning | None
+    outbox: Any
+
+
+class Device:
+    """Holds the program's state, and counts what is under way on the device.
+
+    shape: (M, R, C) of a learning batch. patience: seconds that a round may take.
+    """
+
+    def __init__(self, program: Any, state: Any, rollout: RolloutConfig, shape: tuple[int, int, int], patience: float):
+        self.program, self.state, self.rollout, self.patience = program, state, rollout, patience
+        self.version = int(state.policy.version)
+        self.round = 0
+        self.queued = 0  # requests that waited on the device at the end of the last round that came back
+        self.pending: deque[_Sent] = deque()
+        self._nothing = empty_batch(*shape)
+
+    def room(self) -> int:
+        """Requests that the next round can take without overflowing the device's queue."""
+        waiting = self.queued + sum(sent.requests for sent in self.pending)
+        return max(0, min(self.rollout.requests, self.rollout.queue - waiting))
+
+    @property
+    def oldest_version(self) -> int:
+        """No token that has not come back yet is older than this."""
+        return self.pending[0].version if self.pending else self.version
+
+    def dispatch(self, requests: Sequence[Request], cancel: Sequence[int], learning: Learning | None) -> None:
+        """Starts a round. Returns at once: the device works while the host goes on."""
+        inbox = Inbox(
+            requests=self._requests(requests),
+            cancel=_padded(cancel, self.rollout.requests),
+            batch=learning.batch if learning else self._nothing,
+            mode=np.asarray(learning.mode if learning else IDLE, np.int32),
+            policy_lr=np.asarray(learning.policy_lr if learning else 0.0, np.float32),
+            critic_lr=np.asarray(learning.critic_lr if learning else 0.0, np.float32),
+        )
+        self.state, outbox = self.program.round(self.state, inbox)
+        self.pending.append(_Sent(self.round, self.version, len(requests), learning, outbox))
+        self.round += 1
+        if learning and learning.mode in (SFT, RL):
+            self.version += 1
+
+    def collect(self) -> Outcome:
+        """The oldest round that is under way, once it is done; raises StallError when it takes longer than patience."""
+        sent = self.pending[0]
+        self._await(sent)
+        outbox = jax.device_get(sent.outbox)
+        self.pending.popleft()
+        self.queued = int(outbox.queued)
+        if int(outbox.log.version) != sent.version:
+            raise RunError(f"round {sent.round} sampled with version {int(outbox.log.version)}, not {sent.version}.")
+        metrics = {name: float(value) for name, value in outbox.metrics.items()}
+        return Outcome(sent.round, read_log(outbox.log), sent.learning, metrics)
+
+    def start_critic(self) -> None:
+        """Makes a new critic from the policy as it is now."""
+        self.state = self.program.start_critic(self.state)
+
+    def reset_sampler(self) -> None:
+        """Empties slots and queue. All rounds must have come back; live rollouts are to be sent again."""
+        assert not self.pending, "reset_sampler with rounds under way"
+        self.state = self.program.reset_sampler(self.state)
+        self.queued = 0
+
+    def _await(self, sent: _Sent) -> None:
+        leaves = [leaf for leaf in jax.tree.leaves(sent.outbox) if isinstance(leaf, jax.Array)]
+        start, pause = time.monotonic(), 1e-4
+        while not all(leaf.is_ready() for leaf in leaves):
+            if time.monotonic() - start > self.patience:
+                raise StallError(
+                    f"round {sent.round} has been on the device for {self.patience:.0f} s and is not done. If rounds "
+                    "of this size take that long, sample fewer ticks in a round or raise config.patience."
+                )
+            time.sleep(pause)
+            pause = min(2 * pause, 2e-3)
+
+    def _requests(self, requests: Sequence[Request]) -> Any:
+        rows = empty_requests(self.rollout.requests, self.rollout.window)
+        for row, request in enumerate(requests):
+            length = len(request.tokens)
+            if not 0 < length < request.limit <= self.rollout.window:
+                raise RunError(
+                    f"rollout {request.rollout} has {length} tokens and a limit of {request.limit} in a window of "
+                    f"{self.rollout.window}: it must hold a token, and leave room for one more."
+                )
+            rows.tokens[row, :length] = request.tokens
+            rows.length[row], rows.limit[row], rows.rollout[row] = length, request.limit, request.rollout
+            rows.temperature[row], rows.top_p[row] = request.temperature, request.top_p
+            rows.stop[row] = _padded(request.stop, STOP_IDS)
+        return rows.replace(count=np.asarray(len(requests), np.int32))
+
+
+def read_log(log: Any) -> list[Sampled]:
+    """The tokens of a log by rollout, in the order of ids; a slot may have changed owner in mid-round."""
+    ticks = int(log.ticks)
+    owner = np.asarray(log.rollout)[:ticks].reshape(-1)  # tick by tick, so a rollout's tokens stay in order
+    token, logp, ending = (np.asarray(x)[:ticks].reshape(-1) for x in (log.token, log.logp, log.ending))
+    columns = np.flatnonzero(owner >= 0)
+    columns = columns[np.argsort(owner[columns], kind="stable")]
+    ids, starts, counts = np.unique(owner[columns], return_index=True, return_counts=True)
+    found = []
+    for id, start, count in zip(ids.tolist(), starts, counts, strict=True):
+        mine = columns[start : start + count]
+        last = int(ending[mine[-1]])
+        found.append(Sampled(id, token[mine].tolist(), logp[mine].tolist(), int(log.version), last))
+    return found
+
+
+def _padded(values: Sequence[int], size: int) -> np.ndarray:
+    return np.asarray([*values, *[-1] * (size - len(values))], np.int32)

@@ -1,0 +1,25 @@
+"""What a finished run leaves in its workdir: the policy as a model folder, its curves, three rollouts in text."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from glm_jax.io import hf
+from glm_jax.model.config import ModelConfig
+from glm_jax.report.metrics import read_metrics
+from glm_jax.report.plots import Sample, describe, run_picture
+
+EXPORT, PICTURE, SAMPLES = "policy", "run.png", "samples.txt"
+
+
+def finish(
+    workdir: Path, model: ModelConfig, params: Any, samples: Sequence[Sample], say: Callable[[str], None]
+) -> None:
+    """Writes them, the model folder last, so that its presence says that all is there."""
+    text = "\n\n".join(describe(sample) for sample in samples)
+    (workdir / SAMPLES).write_text(text + "\n")
+    run_picture(read_metrics(workdir), samples, workdir / PICTURE)
+    hf.save(workdir / EXPORT, model, params)
+    say(f"{text}\n\npolicy: {workdir / EXPORT}   curves: {workdir / PICTURE}")

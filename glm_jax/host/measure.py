@@ -1,0 +1,111 @@
+"""Measures a policy on the held-out tasks, apart from any run, through the same round function."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from glm_jax.data.tasks import make_tasks
+from glm_jax.data.tokenizer import ByteTokenizer
+from glm_jax.host import compose
+from glm_jax.host.config import RunConfig
+from glm_jax.host.errors import RunError
+from glm_jax.host.evaluation import Evaluation, Result
+from glm_jax.host.passk import Estimate, estimate
+from glm_jax.host.rollouts import FATES
+from glm_jax.host.run import CHECKPOINTS, check_workdir
+from glm_jax.host.sampling import Sampling
+from glm_jax.io import hf
+from glm_jax.io.checkpoints import Checkpoints, restore_weights
+from glm_jax.program.round import Program
+
+
+@dataclass(frozen=True)
+class Measured:
+    """What an evaluation found. passes: pass@k by k."""
+
+    source: str  # where the weights came from
+    questions: int
+    samples: int
+    passes: Mapping[int, Estimate]
+    metrics: Mapping[str, float]
+
+
+def measure(config: RunConfig, workdir: Path | None, model: Path | None, samples: int) -> Measured:
+    """Samples every held-out task `samples` times and counts the right answers.
+
+    The weights are those of the newest whole checkpoint in `workdir`, or of the model folder `model`. An answer is
+    right when it matches exactly; where a task has no answer, when its reward is the highest there is. Answers whose
+    reward is invalid count as wrong.
+    """
+    tokenizer = ByteTokenizer()
+    tasks = make_tasks(config.tasks).eval
+    compose.check_prompts(tasks, tokenizer, config.rollout.window)
+    source, program, params = _weights(config, workdir, model, tokenizer)
+    state = compose.with_policy(program, program.init(config.seed), params)
+    # Nothing of this is kept: the ledger serves the accounting of the rollouts while they run.
+    with tempfile.TemporaryDirectory() as folder, compose.make_pool(config) as pool:
+        ledger = compose.Ledger(Path(folder) / "ledger.jsonl")
+        sampling = compose.make_sampling(config, program, state, ledger, pool, tasks, tokenizer)
+        evaluation = Evaluation(0, sampling, tasks, samples)
+        _sample(sampling, evaluation, config.patience)
+        ledger.audit()
+        fates = {f"ledger/{fate}": float(ledger.book.fates[fate]) for fate in FATES}
+        ledger.file.close()
+    right = {task.id: 0 for task in tasks}
+    for result in evaluation.results:
+        right[result.task] += _right(result, config.reward.high)
+    counts = [(samples, right[task.id]) for task in tasks]
+    passes = {k: estimate(counts, k) for k in _ks(samples)}
+    return Measured(source, len(tasks), samples, passes, evaluation.metrics() | fates)
+
+
+def _sample(sampling: Sampling, evaluation: Evaluation, patience: float) -> None:
+    """Rounds without learning until every rollout has its fate."""
+    device, scorer = sampling.device, sampling.scorer
+    while not evaluation.done:
+        requests = sampling.next_requests()
+        if requests or sampling.on_device:
+            device.dispatch(requests, (), None)
+        if len(device.pending) > 1 or not (requests or sampling.on_device):
+            if device.pending:
+                sampling.take(device.collect())
+            elif scorer.waiting:
+                evaluation.take(scorer.wait(patience))
+        evaluation.take(scorer.poll())
+
+
+def _weights(
+    config: RunConfig, workdir: Path | None, model: Path | None, tokenizer: ByteTokenizer
+) -> tuple[str, Program, Any]:
+    """Where the weights are, the program that samples with them, and the weights."""
+    learn = compose.without_critic(config.learn)
+    if model is not None:
+        architecture, params = hf.load(model)
+        if architecture.vocab_size != tokenizer.vocab_size:
+            raise RunError(
+                f"{model} has {architecture.vocab_size} token ids and the tokenizer {tokenizer.vocab_size}: what it "
+                "samples could not be read. Use a model of the tokenizer's vocabulary."
+            )
+        return str(model), compose.make_program(config, architecture, learn), params
+    check_workdir(workdir, config)
+    with Checkpoints(workdir / CHECKPOINTS, config.checkpoint.keep) as checkpoints:
+        found = checkpoints.newest()
+    if found is None:
+        raise RunError(f"{workdir} holds no checkpoint: train first, or name a model folder with --model.")
+    program = compose.make_program(config, compose.model_config(config, tokenizer), learn)
+    step, target = found[0], compose.policy_target(program)
+    return f"{workdir} at step {step}", program, restore_weights(workdir / CHECKPOINTS / str(step), target)
+
+
+def _right(result: Result, best: float) -> bool:
+    return result.reward >= best if result.exact is None else result.exact
+
+
+def _ks(samples: int) -> list[int]:
+    """1, 2, 4, ... up to the samples, and the samples themselves."""
+    powers = [1 << i for i in range(samples.bit_length())]
+    return sorted({*(k for k in powers if k <= samples), samples})

@@ -1,0 +1,45 @@
+"""One attempt at a task, token by token, as the host keeps it until its fate is settled."""
+
+from __future__ import annotations
+
+from array import array
+from dataclasses import dataclass, field
+
+TRAIN, EVAL = "train", "eval"
+PURPOSES = (TRAIN, EVAL)
+# How a rollout ended: with a stop id, at its budget of tokens, of turns, of wall time, or cut by the host.
+STOP, LENGTH, TURNS, WALL_TIME, CANCELLED = "stop", "length", "turns", "wall_time", "cancelled"
+ENDINGS = (STOP, LENGTH, TURNS, WALL_TIME, CANCELLED)
+# What became of it. Every submitted rollout gets exactly one fate, and then leaves memory.
+TRAINED, REJECTED, FAILED, INVALID, UNUSED = "trained", "rejected", "failed", "invalid", "unused"
+FATES = (TRAINED, REJECTED, FAILED, INVALID, UNUSED)
+
+
+@dataclass
+class Rollout:
+    """The record of a rollout. Sampled tokens, their log-probs (float32, exact) and versions grow side by side."""
+
+    id: int
+    task: str
+    group: int  # number of the prompt in the run's order of prompts: equal for rollouts of one prompt
+    family: str
+    purpose: str
+    prompt: array  # int32 tokens
+    tokens: array = field(default_factory=lambda: array("i"))
+    logp: array = field(default_factory=lambda: array("f"))
+    version: array = field(default_factory=lambda: array("i"))
+    ending: str | None = None
+    scored: bool = False
+    reward: float | None = None  # None where scoring failed, and the cause says how
+    exact: bool | None = None  # None where the task has no answer to compare with
+    cause: str | None = None
+
+    @property
+    def length(self) -> int:
+        """Tokens so far, prompt included."""
+        return len(self.prompt) + len(self.tokens)
+
+    @property
+    def ready(self) -> bool:
+        """Whether a batch may take it: it has ended and its reward is known."""
+        return self.ending is not None and self.reward is not None

@@ -1,0 +1,168 @@
+"""A run from its config and its workdir: started, resumed, or found to be done."""
+
+from __future__ import annotations
+
+import json
+import logging
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import jax
+
+from glm_jax.config.strict import fingerprint, plain
+from glm_jax.data import sft
+from glm_jax.data.tasks import TaskSet, make_tasks
+from glm_jax.data.tokenizer import ByteTokenizer
+from glm_jax.host import compose
+from glm_jax.host.baselines import Baseline
+from glm_jax.host.config import RunConfig
+from glm_jax.host.finish import EXPORT, finish
+from glm_jax.host.ledger import Ledger
+from glm_jax.host.loop import Loop, Plan
+from glm_jax.host.material import Examples, Prompts
+from glm_jax.host.profile import profiled
+from glm_jax.host.reporting import Report
+from glm_jax.host.stages import SFT
+from glm_jax.io.checkpoints import Checkpoints, abstract, check_same_run, restore_weights
+from glm_jax.model.config import ModelConfig
+from glm_jax.program.round import Program
+from glm_jax.program.state import RunState
+from glm_jax.report.metrics import MetricsWriter
+from glm_jax.report.plots import Sample
+from glm_jax.report.progress import Progress
+
+CHECKPOINTS, LEDGER, CONFIG, LOG = "checkpoints", "ledger.jsonl", "config.json", "log.txt"
+
+
+def train(config: RunConfig, workdir: Path) -> None:
+    """Makes the run that `workdir` holds, from its last checkpoint where there is one, and leaves its results there.
+
+    Raises RunError, ConfigError, CheckpointError, DataError or RewardError, each with a message for the person.
+    """
+    workdir.mkdir(parents=True, exist_ok=True)
+    _claim(workdir, config)
+    with ExitStack() as stack:
+        stack.enter_context(_logging(workdir / LOG))
+        saver = stack.enter_context(Checkpoints(workdir / CHECKPOINTS, config.checkpoint.keep))
+        step, host = saver.newest() or (0, None)
+        if host is not None:
+            check_same_run(host, flat(config), workdir)
+        tokenizer = ByteTokenizer()
+        model = compose.model_config(config, tokenizer)
+        if host is not None and host["finished"]:
+            _say_done(config, workdir, model, step, host)
+            return
+        tasks = make_tasks(config.tasks)
+        compose.check_prompts((*tasks.train, *tasks.eval), tokenizer, config.rollout.window)
+        examples = _examples(config, tasks, tokenizer, host)
+        program = compose.make_program(config, model)
+        pool = stack.enter_context(compose.make_pool(config))
+        state = _restored(saver, step, program, config) if host else compose.first_state(program, config)
+        if config.profile_rounds:
+            program = profiled(program, workdir / "profile", config.profile_rounds)
+        ledger = Ledger(workdir / LEDGER, host["offset"] if host else 0)
+        stack.callback(ledger.file.close)
+        writer = stack.enter_context(MetricsWriter(workdir, step if host else None))
+        plan = make_plan(config)
+        progress = stack.enter_context(Progress(plan.steps, "train"))
+        if host:
+            progress.say(f"going on from step {step} of {plan.steps} in {workdir}")
+        every_task = (*tasks.train, *tasks.eval)
+        sampling = compose.make_sampling(config, program, state, ledger, pool, every_task, tokenizer)
+        del state  # the device's from here on: the first round donates it
+        prompts = Prompts(tasks.train, config.seed, host["prompts"] if host else 0)
+        baseline = Baseline(config.learn.advantage, host["baseline"] if host else ())
+        identity = {"config": flat(config), "fingerprint": fingerprint(config)}
+        report = Report(writer, progress)
+        loop = Loop(plan, tasks, sampling, prompts, examples, baseline, saver, report, identity, host)
+        loop.run()
+        writer.flush()
+        finish(workdir, model, sampling.device.state.policy.params, loop.samples, progress.say)
+
+
+def make_plan(config: RunConfig) -> Plan:
+    """What the loop needs to know of the config."""
+    return Plan(
+        stages=config.laid_out,
+        staleness=config.staleness,
+        group=config.group,
+        shape=config.shape,
+        eval_every=config.eval.every,
+        eval_samples=config.eval.samples,
+        checkpoint_every=config.checkpoint.every,
+        wall_time=config.wall_time,
+        patience=config.patience,
+        deterministic=config.deterministic,
+    )
+
+
+def flat(config: RunConfig) -> dict[str, Any]:
+    """The config as JSON values under dotted keys, for comparing two of them."""
+
+    def leaves(prefix: str, value: Any) -> dict[str, Any]:
+        if isinstance(value, dict) and value:
+            return {k: v for name, inner in value.items() for k, v in leaves(f"{prefix}.{name}", inner).items()}
+        return {prefix[1:]: value}
+
+    return json.loads(json.dumps(leaves("", plain(config))))
+
+
+def check_workdir(workdir: Path, config: RunConfig) -> None:
+    """Raises CheckpointError where the workdir holds a run of another config."""
+    path = workdir / CONFIG
+    if path.exists():
+        check_same_run({"config": json.loads(path.read_text())}, flat(config), workdir)
+
+
+def _claim(workdir: Path, config: RunConfig) -> None:
+    """Writes the config into a new workdir; raises CheckpointError where another one stands there."""
+    check_workdir(workdir, config)
+    path = workdir / CONFIG
+    part = path.with_suffix(".part")
+    part.write_text(json.dumps(flat(config), indent=1) + "\n")
+    part.replace(path)
+
+
+def _restored(saver: Checkpoints, step: int, program: Program, config: RunConfig) -> RunState:
+    """The state of a checkpoint, on the program's shardings, with an empty sampler."""
+    state = program.init(config.seed)
+    targets = abstract((state.policy, state.critic))
+    for leaf in jax.tree.leaves((state.policy, state.critic)):
+        leaf.delete()  # the restored arrays take their place
+    policy, critic = saver.restore(step, *targets)
+    return state.replace(policy=policy, critic=critic)
+
+
+def _examples(config: RunConfig, tasks: TaskSet, tokenizer: ByteTokenizer, host: dict | None) -> Examples:
+    """The supervised examples, checked now if there is a stage that wants them."""
+    wanted = any(stage.name == SFT for stage in config.laid_out)
+    found = sft.examples(tasks.train, tokenizer, config.rollout.window) if wanted else []
+    return Examples(lambda: sft.stream(found, config.seed), len(found), host["examples"] if host else None)
+
+
+def _say_done(config: RunConfig, workdir: Path, model: ModelConfig, step: int, host: dict) -> None:
+    """The run was finished before; what it leaves behind is made up for if a kill came between."""
+    if not (workdir / EXPORT / "config.json").exists():
+        target = compose.policy_target(compose.make_program(config, model))
+        params = restore_weights(workdir / CHECKPOINTS / str(step), target)
+        finish(workdir, model, params, [Sample(**sample) for sample in host["samples"]], print)
+    print(f"{workdir} holds a finished run of {step} steps: nothing left to do.")
+
+
+class _logging(logging.FileHandler):
+    """Everything that this project logs goes to a file as well, from INFO on."""
+
+    def __enter__(self) -> _logging:
+        self.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s"))
+        logger = logging.getLogger("glm_jax")
+        self._level = logger.level
+        logger.setLevel(logging.INFO)
+        logger.addHandler(self)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        logger = logging.getLogger("glm_jax")
+        logger.setLevel(self._level)
+        logger.removeHandler(self)
+        self.close()

@@ -1,0 +1,64 @@
+"""What the losses read of a model: log-probs of a row's tokens, and values of the states before them."""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Float, Int
+
+from glm_jax.model.config import ModelConfig
+from glm_jax.model.heads import log_probs, unembed, values
+from glm_jax.model.norms import wide
+from glm_jax.model.transformer import Transformer, hidden_states
+
+LOGITS_AT_ONCE = 1 << 24  # elements of [rows, C, V] that exist at once
+
+
+def _before(x: Float[Array, "R C *D"]) -> Float[Array, "R C *D"]:
+    """Moves each column one to the right: what the model says at column t - 1 is about the token at column t."""
+    return jnp.pad(x[:, :-1], [(0, 0), (1, 0)] + [(0, 0)] * (x.ndim - 2))
+
+
+def token_logp(
+    params: Transformer,
+    config: ModelConfig,
+    tokens: Int[Array, "R C"],
+    document_ids: Int[Array, "R C"],
+    temperature: float,
+    top_p: float,
+    train_indexer: bool = False,
+) -> tuple[Float[Array, "R C"], Float[Array, "R C"], Float[Array, ""]]:
+    """Log-prob of each token under the distribution that the sampler draws from, its entropy, and the indexer's KL sum.
+
+    A document's first token has no state before it: its log-prob means nothing and is never trainable.
+    """
+    hidden, carried, _ = hidden_states(params, config, tokens, document_ids, train_indexer=train_indexer)
+
+    def of_rows(args):
+        hidden, tokens = args
+        logits = unembed(params, hidden).astype(wide(hidden.dtype))
+        full = lambda value: jnp.full(tokens.shape, value, logits.dtype)  # noqa: E731
+        logp, every = log_probs(logits, full(temperature or 1.0), full(top_p), tokens)
+        every = jax.lax.stop_gradient(every)
+        return logp, -jnp.sum(jnp.where(every > -jnp.inf, jnp.exp(every) * every, 0.0), axis=-1)
+
+    args = (_before(hidden), tokens)
+    rows, columns = tokens.shape
+    at_once = max(1, LOGITS_AT_ONCE // (columns * config.vocab_size))
+    if at_once >= rows:
+        logp, entropy = of_rows(args)
+    else:
+        logp, entropy = jax.lax.map(jax.checkpoint(lambda a: jax.tree.map(lambda x: x[0], of_rows(_one(a)))), args)
+    return logp, entropy, carried.kl
+
+
+def _one(args):
+    return jax.tree.map(lambda x: x[None], args)
+
+
+def state_values(
+    params: Transformer, config: ModelConfig, tokens: Int[Array, "R C"], document_ids: Int[Array, "R C"]
+) -> Float[Array, "R C"]:
+    """V of the state before each token."""
+    hidden, _, _ = hidden_states(params, config, tokens, document_ids)
+    return values(params, _before(hidden))

@@ -1,0 +1,157 @@
+"""Multi-head latent attention (MLA) over selected keys.
+
+A cache row is latent ‖ rope key: [R + P] numbers per token for all heads. Two forms of the same algebra: *expanded*
+(keys and values of every head made from the latents, dense scores under a mask) and *absorbed* (queries carried into
+the latent space, so attention reads cache rows as they are, and only the selected ones).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import jax
+import jax.numpy as jnp
+from flax import struct
+from jaxtyping import Array, Bool, Float, Int
+
+from glm_jax.model import indexer
+from glm_jax.model.config import ModelConfig
+from glm_jax.model.indexer import Indexer, Selection
+from glm_jax.model.norms import linear, rms_norm, rope, wide
+from glm_jax.model.tree import Leaf
+
+
+@struct.dataclass
+class Attention:
+    """Parameters. H heads; N, P, U the nope, rope and value widths of a head; Q and R the query and key latents."""
+
+    q_a: Array  # [D, Q]
+    q_norm: Array  # [Q]
+    q_b: Array  # [Q, H, N + P]
+    kv_a: Array  # [D, R + P]
+    kv_norm: Array  # [R]
+    k_b: Array  # [R, H, N]
+    v_b: Array  # [R, H, U]
+    o: Array  # [H, U, D]
+    q_a_bias: Array | None  # with attention_bias
+    kv_a_bias: Array | None
+    o_bias: Array | None
+    indexer: Indexer | None  # of layers that compute a selection
+
+
+def init(config: ModelConfig, full: bool) -> Attention:
+    dim, heads, q_rank, rank = config.hidden_size, config.num_attention_heads, config.q_lora_rank, config.kv_lora_rank
+    nope, roped, value = config.qk_nope_head_dim, config.qk_rope_head_dim, config.v_head_dim
+    bias = lambda width, axis: Leaf((width,), (axis,)) if config.attention_bias else None  # noqa: E731
+    return Attention(
+        q_a=Leaf((dim, q_rank), ("embed", "latent"), dim),
+        q_norm=Leaf((q_rank,), (None,), value=1.0),
+        q_b=Leaf((q_rank, heads, nope + roped), ("latent", "head", None), q_rank),
+        kv_a=Leaf((dim, rank + roped), ("embed", None), dim),
+        kv_norm=Leaf((rank,), (None,), value=1.0),
+        k_b=Leaf((rank, heads, nope), ("latent", "head", None), rank),
+        v_b=Leaf((rank, heads, value), ("latent", "head", None), rank),
+        o=Leaf((heads, value, dim), ("head", None, "embed"), heads * value),
+        q_a_bias=bias(q_rank, "latent"),
+        kv_a_bias=bias(rank + roped, None),
+        o_bias=bias(dim, "embed"),
+        indexer=indexer.init(config) if full else None,
+    )
+
+
+def query_latent(p: Attention, config: ModelConfig, x: Float[Array, "B S D"]) -> Float[Array, "B S Q"]:
+    """The low-rank query that MLA and the indexer share."""
+    return rms_norm(_biased(linear(x, p.q_a), p.q_a_bias), p.q_norm, config.latent_norm_eps)
+
+
+def queries(
+    p: Attention, config: ModelConfig, c_q, cos, sin
+) -> tuple[Float[Array, "B S H N"], Float[Array, "B S H P"]]:
+    """Queries per head: the part without positions, and the rotated part."""
+    q = linear(c_q, p.q_b)
+    q_nope, q_rope = jnp.split(q, [config.qk_nope_head_dim], axis=-1)
+    return q_nope, rope(q_rope, cos[:, :, None], sin[:, :, None])
+
+
+def rows(p: Attention, config: ModelConfig, x, cos, sin) -> Float[Array, "B S R+P"]:
+    """Cache rows: the normed latent, then the rotated key that all heads share."""
+    latent, k_rope = jnp.split(_biased(linear(x, p.kv_a), p.kv_a_bias), [config.kv_lora_rank], axis=-1)
+    return jnp.concatenate([rms_norm(latent, p.kv_norm, config.latent_norm_eps), rope(k_rope, cos, sin)], axis=-1)
+
+
+def output(p: Attention, x: Float[Array, "B S H U"]) -> Float[Array, "B S D"]:
+    out = linear(x.reshape(*x.shape[:2], -1), p.o.reshape(-1, p.o.shape[-1]))
+    return _biased(out, p.o_bias)
+
+
+def _biased(x, bias):
+    return x if bias is None else x + bias.astype(x.dtype)
+
+
+def expanded(
+    p: Attention, config: ModelConfig, q_nope, q_rope, kv: Float[Array, "B T R+P"], mask: Bool[Array, "B S T"]
+) -> tuple[Float[Array, "B S H U"], Float[Array, "B H S T"]]:
+    """Dense attention under a mask; also returns the probabilities. A query that sees nothing gets zeros."""
+    latent, k_rope = jnp.split(kv, [config.kv_lora_rank], axis=-1)
+    # Heads lead in every product: a batch dimension inside a dot's output costs a factor of four on a CPU.
+    k_nope, v = linear(latent, p.k_b).swapaxes(1, 2), linear(latent, p.v_b).swapaxes(1, 2)
+    q = jnp.concatenate([q_nope, q_rope], axis=-1).swapaxes(1, 2)
+    k = jnp.concatenate([k_nope, jnp.broadcast_to(k_rope[:, None], (*k_nope.shape[:3], k_rope.shape[-1]))], axis=-1)
+    score = jnp.einsum("bhsd,bhtd->bhst", q, k)
+    prob = _softmax(score * config.softmax_scale, mask[:, None])
+    return jnp.einsum("bhst,bhtu->bhsu", prob.astype(v.dtype), v).swapaxes(1, 2), prob
+
+
+Gather = Callable[[Int[Array, "B K"]], Float[Array, "B K R+P"]]
+
+
+def absorbed(
+    p: Attention, config: ModelConfig, q_nope, q_rope, gather: Gather, selection: Selection
+) -> tuple[Float[Array, "B S H U"], Float[Array, "B H S K"]]:
+    """Attention over the selected cache rows alone: cost independent of T. One query at a time bounds the gather."""
+    rank = config.kv_lora_rank
+    q = jnp.concatenate([jnp.einsum("bshn,rhn->bshr", q_nope, p.k_b.astype(q_nope.dtype)), q_rope], axis=-1)
+
+    def one_query(args):
+        q_BxHxR, index_BxK, count_B = args
+        rows_BxKxR = gather(index_BxK)
+        score = jnp.einsum("bkr,bhr->bkh", rows_BxKxR, q_BxHxR) * config.softmax_scale
+        prob = _softmax(score, indexer.live(index_BxK, count_B)[..., None], axis=1)
+        out = jnp.einsum("bkh,bkr->bhr", prob.astype(rows_BxKxR.dtype), rows_BxKxR[..., :rank])
+        return out, prob.swapaxes(1, 2)
+
+    if q.shape[1] == 1:
+        out, prob = one_query((q[:, 0], selection.index[:, 0], selection.count[:, 0]))
+        out, prob = out[:, None], prob[:, :, None]
+    else:
+        per_query = (q.swapaxes(0, 1), selection.index.swapaxes(0, 1), selection.count.swapaxes(0, 1))
+        out, prob = jax.lax.map(jax.checkpoint(one_query), per_query)
+        out, prob = out.swapaxes(0, 1), jnp.moveaxis(prob, 0, 2)
+    return jnp.einsum("bshr,rhu->bshu", out, p.v_b.astype(out.dtype)), prob
+
+
+def gather_from(kv: Float[Array, "B T R+P"]) -> Gather:
+    """Reads rows by column, one row of indices per batch row."""
+    return lambda index: jnp.take_along_axis(kv, index[..., None], axis=1, mode="promise_in_bounds")
+
+
+def selected_mask(selection: Selection, columns: int) -> Bool[Array, "B S T"]:
+    """A selection as a mask over all columns, for one layer's dense scores; never kept."""
+    hit = selection.index[..., None] == jnp.arange(columns)
+    return jnp.any(hit & indexer.live(selection.index, selection.count)[..., None], axis=-2)
+
+
+def visible(
+    document_q: Int[Array, "B S"], document_k: Int[Array, "B T"], column_q: Int[Array, "S"]
+) -> Bool[Array, "B S T"]:
+    """Key t is visible to the query at column s: same document, not padding, t ≤ s."""
+    same = (document_q[:, :, None] == document_k[:, None]) & (document_q > 0)[:, :, None]
+    return same & (jnp.arange(document_k.shape[1]) <= column_q[:, None])
+
+
+def _softmax(score, mask, axis: int = -1):
+    """Softmax in float32 over the masked-in entries; all zeros where there are none."""
+    score = score.astype(wide(score.dtype))
+    top = jax.lax.stop_gradient(jnp.max(score, axis=axis, keepdims=True, where=mask, initial=-1e30))
+    weight = jnp.where(mask, jnp.exp(jnp.where(mask, score - top, 0.0)), 0.0)
+    return weight / jnp.maximum(jnp.sum(weight, axis=axis, keepdims=True), 1e-30)

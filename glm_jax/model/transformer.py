@@ -1,0 +1,313 @@
+"""The whole model: parameters, layers in scans, and the forward pass over documents."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from flax import struct
+from jaxtyping import Array, Bool, Float, Int
+
+from glm_jax.model import attention, indexer, tree
+from glm_jax.model.attention import Attention
+from glm_jax.model.config import ModelConfig
+from glm_jax.model.heads import unembed
+from glm_jax.model.indexer import Selection
+from glm_jax.model.moe import Mlp, Moe, init_mlp, init_moe, mlp, moe
+from glm_jax.model.norms import rms_norm, rope_tables, wide
+from glm_jax.model.schedule import LayerKind
+from glm_jax.model.tree import Leaf
+
+DENSE_COLUMNS = 1024  # up to this many keys, dense scores under a mask are faster than gathering the selected ones
+QUERY_CHUNK = 512  # queries whose scores exist at once
+
+
+@struct.dataclass
+class Layer:
+    attn_norm: Array  # [D]
+    attn: Attention
+    mlp_norm: Array  # [D]
+    mlp: Mlp | Moe
+
+
+@struct.dataclass
+class Transformer:
+    """Parameters of a policy (`head`) or of a critic (`value`): the trees are equal but for these two.
+
+    `groups[g][i]` is layer i of group g's pattern, stacked over the group's repeats (no stack where it repeats once).
+    """
+
+    embed: Array  # [V, D]
+    groups: tuple[tuple[Layer, ...], ...]
+    norm: Array  # [D]
+    head: Array | None  # [D, V]; None when tied, and in a critic
+    value: Array | None  # [D + 1]: weights and bias of the value head, in a critic
+
+
+@struct.dataclass
+class Output:
+    """What `forward` gives; the lists are there with `trace`."""
+
+    logits: Float[Array, "B S V"]
+    hidden: list[Float[Array, "B S D"]] | None = None  # each layer's input, then the output of the final norm
+    routes: list[Int[Array, "B S k"]] | None = None  # experts per sparse layer, ascending
+    selection: list[tuple[Int[Array, "B S K"], Int[Array, "B S"]]] | None = None  # per computing layer
+
+
+class Visibility(NamedTuple):
+    """Who sees whom in a batch of rows, and where each token stands in its document."""
+
+    document: Int[Array, "B S"]
+    cos: Array
+    sin: Array
+
+
+def abstract(config: ModelConfig, critic: bool = False) -> Transformer:
+    """Every parameter declared (shape, logical axes, initialiser)."""
+    dim, vocab = config.hidden_size, config.vocab_size
+
+    def layer(kind: LayerKind) -> Layer:
+        return Layer(
+            attn_norm=Leaf((dim,), (None,), value=1.0),
+            attn=attention.init(config, kind.full),
+            mlp_norm=Leaf((dim,), (None,), value=1.0),
+            mlp=init_moe(config) if kind.sparse else init_mlp(dim, config.intermediate_size),
+        )
+
+    return Transformer(
+        embed=Leaf((vocab, dim), ("vocab", "embed"), dim),
+        groups=tuple(tuple(tree.stack(layer(k), g.repeats) for k in g.pattern) for g in config.groups),
+        norm=Leaf((dim,), (None,), value=1.0),
+        head=None if critic or config.tie_word_embeddings else Leaf((dim, vocab), ("embed", "vocab"), dim),
+        value=Leaf((dim + 1,), (None,)) if critic else None,
+    )
+
+
+def init(config: ModelConfig, key: jax.Array, critic: bool = False) -> Transformer:
+    """Random parameters."""
+    return tree.initialise(abstract(config, critic), key, config.dtype, config.initializer_range)
+
+
+def critic_from_policy(params: Transformer, config: ModelConfig) -> Transformer:
+    """A critic that starts as the policy: its tree without lm_head, and a value head at zero."""
+    value = jnp.zeros((config.hidden_size + 1,), params.norm.dtype)
+    return params.replace(head=None, value=value)
+
+
+def unstack(params: Transformer, config: ModelConfig) -> Transformer:
+    """The layers one by one instead of stacked: what a decode loop on a CPU wants, where slicing a stack copies it."""
+    groups = []
+    for group, layers in zip(config.groups, params.groups, strict=True):
+        for r in range(group.repeats):
+            pick = (lambda a: a) if group.repeats == 1 else (lambda a, r=r: a[r])
+            groups.append(tuple(jax.tree.map(pick, layer) for layer in layers))
+    return params.replace(groups=tuple(groups))
+
+
+Attend = Callable[[LayerKind, Attention, Any, Any, Any], tuple[Any, Any]]
+
+
+def run_layers(params: Transformer, config: ModelConfig, x, valid, state, attend: Attend, trace: bool = False):
+    """h ← h + Attn(RMS(h)); h ← h + MLP(RMS(h)) for every layer, one scan per layer group.
+
+    `attend(kind, p.attn, x, state, numbers)` is the attention of the caller (over a row, or over a cache) and
+    threads `state` (the carried selection, caches) from layer to layer; `numbers` are the layer's index among all
+    layers and among the computing ones. Returns h, state and, with `trace`, per layer (input, routes, selection).
+    """
+
+    def layer(kind: LayerKind, p: Layer, x, state, numbers):
+        out, state = attend(kind, p.attn, rms_norm(x, p.attn_norm, config.rms_norm_eps), state, numbers)
+        h = x + out
+        normed = rms_norm(h, p.mlp_norm, config.rms_norm_eps)
+        out, routes = moe(p.mlp, config, normed, valid) if kind.sparse else (mlp(p.mlp, normed), None)
+        seen = (x, routes, state.selection if kind.full else None) if trace else None
+        return h + out, state, seen
+
+    if config.remat:
+        layer = jax.checkpoint(layer, static_argnums=0)
+
+    # A stack runs as a scan over its group; layers that come one by one (`unstack`) run one by one.
+    numbers, traced, computing = 0, [], 0
+    groups = config.groups
+    if len(params.groups) != len(groups):
+        groups = [g._replace(repeats=1) for g in groups for _ in range(g.repeats)]
+    for group, layers in zip(groups, params.groups, strict=True):
+        step, computing_step = len(group.pattern), sum(k.full for k in group.pattern)
+
+        def body(carry, xs, pattern=group.pattern):
+            x, state, number, full_number = carry
+            seen = []
+            for kind, p in zip(pattern, xs, strict=True):
+                x, state, s = layer(kind, p, x, state, (number, full_number))
+                seen.append(s)
+                number, full_number = number + 1, full_number + int(kind.full)
+            return (x, state, number, full_number), tuple(seen)
+
+        carry = (x, state, numbers, computing)
+        if group.repeats == 1:
+            (x, state, *_), seen = body(carry, layers)
+            traced.extend(seen)
+        else:
+            carry = (x, state, jnp.int32(numbers), jnp.int32(computing))
+            (x, state, *_), seen = jax.lax.scan(body, carry, layers, length=group.repeats)
+            for r in range(group.repeats):
+                traced.extend(jax.tree.map(lambda a, r=r: a[r], s) for s in seen)
+        numbers, computing = numbers + step * group.repeats, computing + computing_step * group.repeats
+    return x, state, traced
+
+
+@struct.dataclass
+class Carried:
+    """What passes from layer to layer in `hidden_states`."""
+
+    selection: Selection | None
+    kl: Float[Array, ""]  # Σ over layers and tokens of KL(attention ‖ indexer), mean over the layers a selection serves
+
+
+def hidden_states(
+    params: Transformer,
+    config: ModelConfig,
+    tokens: Int[Array, "B S"],
+    document_ids: Int[Array, "B S"],
+    trace: bool = False,
+    train_indexer: bool = False,
+) -> tuple[Float[Array, "B S D"], Carried, list]:
+    """The states after the final norm, with what was carried and, if asked, the trace."""
+    columns = tokens.shape[1]
+    sparse = columns > config.index_topk
+    dtype = jnp.dtype(config.dtype)
+    valid = document_ids > 0
+    cos, sin = rope_tables(positions(document_ids), config.qk_rope_head_dim, config.rope_theta, dtype)
+    view = Visibility(document_ids, cos, sin)
+    # Padding is zero from the start, so that whatever stands there (NaN included) reaches nobody.
+    x = jnp.where(valid[..., None], params.embed[tokens].astype(dtype), 0)
+    selecting = sparse or trace or train_indexer
+    state = Carried(
+        _no_selection(tokens.shape, config, train_indexer) if selecting else None, jnp.zeros((), wide(dtype))
+    )
+
+    def attend(kind, p, x, state, numbers):
+        return _attend_row(p, config, x, view, state, numbers[0], kind.full and selecting, train_indexer)
+
+    x, state, traced = run_layers(params, config, x, valid, state, attend, trace)
+    return rms_norm(x, params.norm, config.rms_norm_eps), state, traced
+
+
+def _no_selection(shape, config: ModelConfig, train_indexer: bool) -> Selection:
+    """What layer 0 finds: never read, since layer 0 computes; it gives the scans' carry its shape."""
+    size = (*shape, min(config.index_topk, shape[1]))
+    log_q = jnp.zeros(size, wide(config.dtype)) if train_indexer else None
+    return Selection(jnp.zeros(size, jnp.int32), jnp.zeros(shape, jnp.int32), log_q)
+
+
+def _kl_weights(config: ModelConfig) -> list[float]:
+    """Per layer 1 / (layers that share its selection): the indexer's loss is the mean KL over the layers it serves.
+
+    Its gradient is that of the KL to their mean attention (IndexCache, arXiv 2603.12201, multi-layer loss).
+    """
+    starts = [*config.full_layers, config.num_hidden_layers]
+    return [1 / (end - start) for start, end in zip(starts, starts[1:], strict=False) for _ in range(end - start)]
+
+
+def _attend_row(p: Attention, config, x, view: Visibility, state: Carried, number, compute: bool, train_indexer: bool):
+    """Attention of layer `number` over whole rows, in chunks of queries."""
+    columns, sparse = x.shape[1], x.shape[1] > config.index_topk
+    c_q = attention.query_latent(p, config, x)
+    q_nope, q_rope = attention.queries(p, config, c_q, view.cos, view.sin)
+    kv = attention.rows(p, config, x, view.cos, view.sin)
+    dense = columns <= DENSE_COLUMNS or not sparse
+    per_query = {"q_nope": q_nope, "q_rope": q_rope, "document": view.document}
+    per_query["column"] = jnp.broadcast_to(jnp.arange(columns), view.document.shape)
+    index_k = None
+    if compute:
+        # The indexer learns from its own loss alone, and the model from its own: no gradient crosses.
+        x_in, c_in = jax.lax.stop_gradient(x), jax.lax.stop_gradient(c_q)
+        per_query["index_q"], per_query["index_w"] = indexer.queries(p.indexer, config, x_in, c_in, view.cos, view.sin)
+        index_k = indexer.keys(p.indexer, x_in, view.cos, view.sin)
+    elif state.selection is not None:
+        per_query["selection"] = state.selection
+
+    def chunk(q):
+        mask = attention.visible(q["document"], view.document, q["column"][0])
+        selection = q.get("selection")
+        if compute:
+            selection = indexer.choose(q["index_q"], q["index_w"], index_k, mask, config.index_topk, train_indexer)
+        if dense:
+            if sparse:
+                mask = attention.selected_mask(selection, columns)
+            out, prob = attention.expanded(p, config, q["q_nope"], q["q_rope"], kv, mask)
+            mean = lambda: jnp.take_along_axis(jnp.mean(prob, axis=1), selection.index, axis=-1)  # noqa: E731
+        else:
+            out, prob = attention.absorbed(p, config, q["q_nope"], q["q_rope"], attention.gather_from(kv), selection)
+            mean = lambda: jnp.mean(prob, axis=1)  # noqa: E731
+        kl = indexer.kl(selection, mean()) if train_indexer else None
+        return out, selection, kl
+
+    out, selection, kl = _chunked(chunk, per_query, QUERY_CHUNK)
+    if train_indexer:
+        weight = jnp.asarray(_kl_weights(config), state.kl.dtype)[number]
+        state = state.replace(kl=state.kl + weight * jnp.sum(jnp.where(view.document > 0, kl, 0.0)))
+    return attention.output(p, out), state.replace(selection=selection)
+
+
+def _chunked(f, per_query: dict, size: int):
+    """f over chunks of queries (axis 1), so that what f makes per (query, key) exists for one chunk at a time."""
+    queries = per_query["column"].shape[1]
+    if queries <= size:
+        return f(per_query)
+    chunks = -(-queries // size)
+    pad = chunks * size - queries
+
+    def split(a):
+        a = jnp.pad(a, [(0, 0), (0, pad)] + [(0, 0)] * (a.ndim - 2))
+        return a.reshape(a.shape[0], chunks, size, *a.shape[2:]).swapaxes(0, 1)
+
+    def join(a):
+        return a.swapaxes(0, 1).reshape(a.shape[1], chunks * size, *a.shape[3:])[:, :queries]
+
+    return jax.tree.map(join, jax.lax.map(jax.checkpoint(f), jax.tree.map(split, per_query)))
+
+
+def positions(document_ids: Int[Array, "B S"]) -> Int[Array, "B S"]:
+    """A token's index within its document; 0 for padding."""
+    column = jnp.arange(document_ids.shape[1])
+    previous = jnp.pad(document_ids[:, :-1], ((0, 0), (1, 0)), constant_values=-1)
+    start = jax.lax.cummax(jnp.where(document_ids != previous, column, 0), axis=1)
+    return jnp.where(document_ids > 0, column - start, 0)
+
+
+def as_documents(document_ids: Int[Array, "B S"] | Bool[Array, "B S"] | None, tokens) -> Int[Array, "B S"]:
+    """Document ids from what a user gave: nothing (all one document), a mask (True = document 1), or ids."""
+    if document_ids is None:
+        return jnp.ones(tokens.shape, jnp.int32)
+    document_ids = jnp.asarray(document_ids)
+    if document_ids.shape != tokens.shape:
+        raise ValueError(f"document_ids has shape {document_ids.shape}, tokens {tokens.shape}: they must be equal")
+    return document_ids.astype(jnp.int32)
+
+
+def forward(
+    params: Transformer,
+    config: ModelConfig,
+    tokens: Int[Array, "B S"],
+    document_ids: Int[Array, "B S"] | Bool[Array, "B S"] | None = None,
+    trace: bool = False,
+) -> Output:
+    """Logits of every token, as transformers computes GLM-5.2.
+
+    `document_ids`: 0 is padding, equal numbers of one row see each other causally; a bool mask is accepted. A token's
+    position is its index within its document.
+    """
+    documents = as_documents(document_ids, tokens)
+    hidden, _, traced = hidden_states(params, config, tokens, documents, trace)
+    logits = unembed(params, hidden)
+    if not trace:
+        return Output(logits)
+    return Output(
+        logits,
+        hidden=[x for x, _, _ in traced] + [hidden],
+        routes=[jnp.sort(routes, axis=-1) for _, routes, _ in traced if routes is not None],
+        selection=[(s.index, s.count) for _, _, s in traced if s is not None],
+    )

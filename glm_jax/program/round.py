@@ -1,0 +1,154 @@
+"""The program of a run: one jitted round that samples, learns and hands the weights over."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from functools import partial
+
+import jax
+import jax.numpy as jnp
+from jax.sharding import Mesh
+
+from glm_jax.learn import optimizer
+from glm_jax.learn.accumulate import Setup
+from glm_jax.learn.batch import IDLE
+from glm_jax.learn.config import LearnConfig
+from glm_jax.learn.optimizer import INDEXER, MAIN, Learner
+from glm_jax.learn.update import learn
+from glm_jax.model import transformer
+from glm_jax.model.config import ModelConfig
+from glm_jax.model.transformer import Transformer
+from glm_jax.program.exchange import Inbox, Outbox
+from glm_jax.program.state import RunState
+from glm_jax.rollout import sampler, slots
+from glm_jax.rollout.config import RolloutConfig
+from glm_jax.sharding import layout
+from glm_jax.sharding.handoff import handoff
+from glm_jax.sharding.mesh import LayoutError
+
+
+def run_round(
+    state: RunState, inbox: Inbox, setup: Setup, rollout: RolloutConfig, mesh: Mesh
+) -> tuple[RunState, Outbox]:
+    """Admit, hand over, sample, learn. Tokens of a round carry the version before that round's update."""
+    device = slots.cancel(state.sampler, inbox.cancel)
+    device = device.replace(queue=slots.enqueue(device.queue, inbox.requests))
+    view = handoff(state.policy.params, setup.model, mesh)
+    device, log, usage = sampler.run(view, setup.model, rollout, device, state.policy.version, state.seed)
+
+    split = lambda a: jax.lax.with_sharding_constraint(a, layout.rows(mesh, 1)) if a.ndim else a  # noqa: E731
+    batch = jax.tree.map(split, inbox.batch)
+
+    def step(learners):
+        policy, critic = learners
+        policy, critic, metrics = learn(policy, critic, batch, inbox.mode, inbox.policy_lr, inbox.critic_lr, setup)
+        return (policy, critic), metrics
+
+    learners = (state.policy, state.critic)
+    shapes = jax.eval_shape(step, learners)[1]
+    skip = lambda learners: (learners, jax.tree.map(lambda s: jnp.zeros(s.shape, s.dtype), shapes))  # noqa: E731
+    (policy, critic), metrics = jax.lax.cond(inbox.mode != IDLE, step, skip, learners)
+    metrics = metrics | {f"sample/{k}": v.astype(jnp.float32) for k, v in dataclasses.asdict(usage).items()}
+    metrics["sample/ticks"] = log.ticks.astype(jnp.float32)
+    return RunState(policy, critic, device, state.seed), Outbox(log, device.queue.requests.count, metrics)
+
+
+@dataclasses.dataclass(frozen=True)
+class Program:
+    """The jitted functions of a run, all over one mesh."""
+
+    model: ModelConfig
+    mesh: Mesh
+    shardings: RunState  # of the state, leaf by leaf
+    init: Callable[[int], RunState]
+    round: Callable[[RunState, Inbox], tuple[RunState, Outbox]]  # the state is donated
+    start_critic: Callable[[RunState], RunState]  # a new critic from the policy as it is now
+    reset_sampler: Callable[[RunState], RunState]  # empties slots and queue: in-flight work must be sent again
+
+
+def build(
+    model: ModelConfig,
+    rollout: RolloutConfig,
+    config: LearnConfig,
+    mesh: Mesh,
+    params: Transformer | None = None,
+) -> Program:
+    """The program of a run. `params` are the policy's first weights; without them `init` draws them from the seed."""
+    setup = Setup(model, config, rollout.temperature, rollout.top_p)
+    _check_rows(rollout, config, mesh)
+
+    def new_policy(seed):
+        start = params if params is not None else transformer.init(model, jax.random.key(seed))
+        parts = (MAIN, INDEXER) if config.indexer_kl > 0 else (MAIN,)
+        return optimizer.init(start, optimizer.labels(start), config.policy, parts)
+
+    def new_critic(policy: Learner) -> Learner | None:
+        if config.advantage != "sao":
+            return None
+        start = transformer.critic_from_policy(policy.params, model)
+        names = optimizer.labels(start, config.freeze_critic_attention)
+        return optimizer.init(start, names, config.critic, (MAIN,))
+
+    def init(seed) -> RunState:
+        policy = new_policy(seed)
+        return RunState(policy, new_critic(policy), slots.init(model, rollout), jnp.asarray(seed, jnp.int32))
+
+    shardings = _state_shardings(jax.eval_shape(init, 0), model, mesh)
+    to_state = partial(jax.jit, donate_argnums=0, out_shardings=shardings)
+    return Program(
+        model=model,
+        mesh=mesh,
+        shardings=shardings,
+        init=jax.jit(init, out_shardings=shardings),
+        round=jax.jit(
+            lambda state, inbox: run_round(state, inbox, setup, rollout, mesh),
+            donate_argnums=0,
+            out_shardings=(shardings, layout.replicated(mesh)),
+        ),
+        start_critic=to_state(lambda state: state.replace(critic=new_critic(state.policy))),
+        reset_sampler=to_state(lambda state: state.replace(sampler=slots.init(model, rollout))),
+    )
+
+
+def _check_rows(rollout: RolloutConfig, config: LearnConfig, mesh: Mesh) -> None:
+    ways = 1
+    for axis in layout.ROWS:
+        ways *= mesh.shape[axis]
+    sizes = {"rollout.slots": rollout.slots, "learn.rows": config.rows}
+    for name, size in sizes.items():
+        if size % ways:
+            raise LayoutError(f"{name}={size} does not divide over data × fsdp × expert = {ways} devices")
+
+
+def _state_shardings(state: RunState, model: ModelConfig, mesh: Mesh) -> RunState:
+    """Parameters and everything shaped like them in the learning layout, caches and slots by rows, the rest whole."""
+    whole = layout.replicated(mesh)
+
+    def learner(shapes: Learner | None, critic: bool) -> Learner | None:
+        if shapes is None:
+            return None
+        params = layout.shardings(transformer.abstract(model, critic), layout.LEARN, mesh)
+        by_path = {jax.tree_util.keystr(p): s for p, s in jax.tree_util.tree_leaves_with_path(params)}
+
+        def of(path, leaf):
+            # A moment's path ends with its parameter's.
+            text = jax.tree_util.keystr(path)
+            return next((s for p, s in by_path.items() if text.endswith(p) and leaf.ndim), whole)
+
+        opt_state = jax.tree_util.tree_map_with_path(of, shapes.opt_state)
+        return Learner(params, opt_state, whole)
+
+    by_slot = lambda tree, dim: jax.tree.map(
+        lambda _: NamedSharding(mesh, PartitionSpec(*[None] * dim, layout.ROWS)), tree
+    )  # noqa: E731,E501
+    return RunState(
+        policy=learner(state.policy, critic=False),
+        critic=learner(state.critic, critic=True),
+        sampler=state.sampler.replace(
+            slots=by_slot(state.sampler.slots, 0),
+            queue=jax.tree.map(lambda _: whole, state.sampler.queue),
+            caches=by_slot(state.sampler.caches, 1),
+        ),
+        seed=whole,
+    )

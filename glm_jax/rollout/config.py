@@ -1,0 +1,29 @@
+"""The sampler's sizes, fixed for a run so that its program compiles once."""
+
+from __future__ import annotations
+
+import dataclasses
+
+
+@dataclasses.dataclass(frozen=True)
+class RolloutConfig:
+    slots: int = 64  # B: rollouts that are sampled at once
+    window: int = 128  # C: most tokens of a rollout, prompt included
+    ticks: int = 128  # N: decode steps of one round at most
+    queue: int = 128  # requests that can wait on the device
+    requests: int = 64  # A: requests (and cancellations) that one round can take
+    prefill_slots: int = 8  # slots that one prefill step serves
+    prefill_chunk: int = 16  # tokens of each in one prefill step
+    temperature: float = 1.0  # of training rollouts; 0 = greedy
+    top_p: float = 1.0
+
+    def check(self) -> list[str]:
+        sizes = ("slots", "window", "ticks", "queue", "requests", "prefill_slots", "prefill_chunk")
+        problems = [f"{k}={getattr(self, k)} must be at least 1" for k in sizes if getattr(self, k) < 1]
+        if self.prefill_slots > self.slots:
+            problems.append(f"prefill_slots={self.prefill_slots} exceeds slots={self.slots}")
+        if self.temperature < 0:
+            problems.append(f"temperature={self.temperature} must be at least 0")
+        if not 0 < self.top_p <= 1:
+            problems.append(f"top_p={self.top_p} must lie in (0, 1]")
+        return problems

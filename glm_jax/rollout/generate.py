@@ -1,0 +1,109 @@
+"""`generate`: complete a list of prompts with a model, through the same slots that training samples with."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from functools import partial
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from glm_jax.model.config import ModelConfig
+from glm_jax.model.transformer import Transformer, unstack
+from glm_jax.rollout import sampler, slots
+from glm_jax.rollout.config import RolloutConfig
+from glm_jax.rollout.requests import STOP_IDS, Requests, empty_requests
+
+
+@dataclasses.dataclass(frozen=True)
+class Completion:
+    """What was sampled for one prompt; a stop id that ended it is the last token."""
+
+    tokens: list[int]
+    logp: list[float]  # under the distribution sampled from; 0 at temperature 0
+
+
+def generate(
+    params: Transformer,
+    config: ModelConfig,
+    prompts: Sequence[Sequence[int]],
+    max_new_tokens: int,
+    temperature: float = 0.0,
+    top_p: float = 1.0,
+    stop: Sequence[int] = (),
+    seed: int = 0,
+    slots_at_once: int = 32,
+) -> list[Completion]:
+    """Completes each prompt with up to `max_new_tokens`; greedy at temperature 0.
+
+    Prompts of any lengths share the slots: a slot that ends takes the next prompt. Completion i depends on prompt i,
+    the seed and i alone, not on the other prompts.
+
+    Raises:
+        ValueError: for an empty prompt, a token outside the vocabulary, or more than 8 stop ids.
+    """
+    _check(prompts, config, max_new_tokens, stop)
+    if not prompts:
+        return []
+    window = _round_up(max(len(p) for p in prompts) + max_new_tokens, 32)
+    count = min(slots_at_once, len(prompts))
+    sizes = RolloutConfig(
+        slots=count,
+        window=window,
+        ticks=max_new_tokens,
+        queue=len(prompts),
+        requests=len(prompts),
+        prefill_slots=min(8, count),
+        prefill_chunk=min(64, window),
+    )
+    requests = _requests(prompts, window, max_new_tokens, temperature, top_p, stop)
+    state = slots.init(config, sizes)
+    state = state.replace(queue=slots.enqueue(state.queue, requests))
+    tokens: list[list[int]] = [[] for _ in prompts]
+    logps: list[list[float]] = [[] for _ in prompts]
+    left = True
+    while left:
+        state, log = _run(params, config, sizes, state, jnp.int32(seed))
+        log = jax.device_get(log)
+        for tick in range(int(log.ticks)):
+            for slot in np.flatnonzero(log.rollout[tick] >= 0):
+                tokens[log.rollout[tick, slot]].append(int(log.token[tick, slot]))
+                logps[log.rollout[tick, slot]].append(float(log.logp[tick, slot]))
+        left = bool(jax.device_get((state.slots.rollout >= 0).any() | (state.queue.requests.count > 0)))
+    return [Completion(t, p) for t, p in zip(tokens, logps, strict=True)]
+
+
+@partial(jax.jit, static_argnums=(1, 2), donate_argnums=3)
+def _run(params, config, sizes, state, seed):
+    view = unstack(params, config) if jax.default_backend() == "cpu" else params
+    state, log, _ = sampler.run(view, config, sizes, state, jnp.int32(0), seed)
+    return state, log
+
+
+def _requests(prompts, window, max_new_tokens, temperature, top_p, stop) -> Requests:
+    requests = empty_requests(len(prompts), window)
+    for i, prompt in enumerate(prompts):
+        requests.tokens[i, : len(prompt)] = prompt
+        requests.length[i], requests.limit[i] = len(prompt), len(prompt) + max_new_tokens
+        requests.rollout[i] = i
+    requests.stop[:, : len(stop)] = list(stop)
+    requests.temperature[:], requests.top_p[:] = temperature, top_p
+    return requests.replace(count=np.int32(len(prompts)))
+
+
+def _check(prompts, config: ModelConfig, max_new_tokens: int, stop) -> None:
+    if max_new_tokens < 1:
+        raise ValueError(f"max_new_tokens={max_new_tokens} must be at least 1")
+    if len(stop) > STOP_IDS:
+        raise ValueError(f"{len(stop)} stop ids given, at most {STOP_IDS} are looked at")
+    for i, prompt in enumerate(prompts):
+        if not len(prompt):
+            raise ValueError(f"prompt {i} is empty: a model needs at least one token to go on from")
+        if outside := [t for t in prompt if not 0 <= t < config.vocab_size]:
+            raise ValueError(f"prompt {i} holds tokens {outside[:4]} outside the vocabulary of {config.vocab_size}")
+
+
+def _round_up(n: int, to: int) -> int:
+    return -(-n // to) * to

@@ -1,0 +1,55 @@
+"""What the host asks of the sampler, and what the sampler logs, as arrays of fixed shape."""
+
+from __future__ import annotations
+
+import numpy as np
+from flax import struct
+from jaxtyping import Array, Float, Int
+
+STOP_IDS = 8  # stop ids a request may carry
+# How a rollout ended on the device; 0 where it goes on.
+GOES_ON, STOP, LENGTH = 0, 1, 2
+
+
+@struct.dataclass
+class Requests:
+    """A rows of rollouts to start, or to go on with: rows from `count` on are empty.
+
+    A request holds every token of the rollout so far: the prompt of a new one, prompt and sampled tokens of one that is
+    prefilled again. Sampling goes on at position `length`.
+    """
+
+    tokens: Int[Array, "A C"]  # left-aligned, 0 beyond length
+    length: Int[Array, "A"]  # at least 1, below limit
+    limit: Int[Array, "A"]  # total length at which the rollout ends with LENGTH; at most C
+    rollout: Int[Array, "A"]  # id, unique in a run; part of the random key of each of its tokens
+    temperature: Float[Array, "A"]  # 0 = greedy
+    top_p: Float[Array, "A"]
+    stop: Int[Array, "A 8"]  # ids that end the rollout (the stop id itself is sampled and kept); -1 = none
+    count: Int[Array, ""]
+
+
+@struct.dataclass
+class Log:
+    """What was sampled, per tick N and slot B. A slot may change owner from one tick to the next."""
+
+    token: Int[Array, "N B"]
+    logp: Float[Array, "N B"]  # of the distribution sampled from: after temperature and top-p
+    rollout: Int[Array, "N B"]  # -1: the slot sampled nothing in this tick
+    ending: Int[Array, "N B"]  # GOES_ON, STOP or LENGTH, at the rollout's last token
+    version: Int[Array, ""]  # of the weights that sampled every token of this log
+    ticks: Int[Array, ""]  # rows used
+
+
+def empty_requests(rows: int, window: int) -> Requests:
+    """No requests, as numpy arrays, which the host fills in place."""
+    return Requests(
+        tokens=np.zeros((rows, window), np.int32),
+        length=np.ones((rows,), np.int32),
+        limit=np.full((rows,), window, np.int32),
+        rollout=np.full((rows,), -1, np.int32),
+        temperature=np.ones((rows,), np.float32),
+        top_p=np.ones((rows,), np.float32),
+        stop=np.full((rows, STOP_IDS), -1, np.int32),
+        count=np.zeros((), np.int32),
+    )

@@ -1,0 +1,134 @@
+"""The sampler's state on the device: slots that hold live rollouts, and the queue that refills them."""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+from flax import struct
+from jaxtyping import Array, Bool, Float, Int
+
+from glm_jax.model import cache
+from glm_jax.model.cache import Caches
+from glm_jax.model.config import ModelConfig
+from glm_jax.rollout.config import RolloutConfig
+from glm_jax.rollout.requests import STOP_IDS, Requests
+
+
+@struct.dataclass
+class Slots:
+    """B slots. A slot whose rollout is -1 is free; what else it holds then means nothing."""
+
+    rollout: Int[Array, "B"]
+    tokens: Int[Array, "B C"]  # the rollout so far: prompt and sampled tokens
+    length: Int[Array, "B"]  # tokens so far
+    filled: Int[Array, "B"]  # tokens whose cache rows are written; decode wants length - 1
+    limit: Int[Array, "B"]
+    temperature: Float[Array, "B"]
+    top_p: Float[Array, "B"]
+    stop: Int[Array, "B 8"]
+
+    @property
+    def live(self) -> Bool[Array, "B"]:
+        return self.rollout >= 0
+
+    @property
+    def ready(self) -> Bool[Array, "B"]:
+        """Slots whose next token can be sampled."""
+        return self.live & (self.filled == self.length - 1)
+
+    @property
+    def unfilled(self) -> Bool[Array, "B"]:
+        """Slots that still need prefill."""
+        return self.live & (self.filled < self.length - 1)
+
+
+@struct.dataclass
+class Queue:
+    """A ring of waiting requests; `requests.count` of them, the oldest at row `head`."""
+
+    requests: Requests
+    head: Int[Array, ""]
+
+
+@struct.dataclass
+class Sampler:
+    """Everything the device holds for sampling. Never saved: live rollouts are prefilled again from their tokens."""
+
+    slots: Slots
+    queue: Queue
+    caches: Caches
+
+
+def init(model: ModelConfig, config: RolloutConfig) -> Sampler:
+    """No live slot, nothing queued."""
+    slots, window, queue = config.slots, config.window, config.queue
+    return Sampler(
+        slots=Slots(
+            rollout=jnp.full((slots,), -1, jnp.int32),
+            tokens=jnp.zeros((slots, window), jnp.int32),
+            length=jnp.ones((slots,), jnp.int32),
+            filled=jnp.zeros((slots,), jnp.int32),
+            limit=jnp.full((slots,), window, jnp.int32),
+            temperature=jnp.ones((slots,), jnp.float32),
+            top_p=jnp.ones((slots,), jnp.float32),
+            stop=jnp.full((slots, STOP_IDS), -1, jnp.int32),
+        ),
+        queue=Queue(
+            requests=Requests(
+                tokens=jnp.zeros((queue, window), jnp.int32),
+                length=jnp.ones((queue,), jnp.int32),
+                limit=jnp.full((queue,), window, jnp.int32),
+                rollout=jnp.full((queue,), -1, jnp.int32),
+                temperature=jnp.ones((queue,), jnp.float32),
+                top_p=jnp.ones((queue,), jnp.float32),
+                stop=jnp.full((queue, STOP_IDS), -1, jnp.int32),
+                count=jnp.zeros((), jnp.int32),
+            ),
+            head=jnp.zeros((), jnp.int32),
+        ),
+        caches=cache.init(model, slots, window),
+    )
+
+
+def cancel(sampler: Sampler, rollouts: Int[Array, "A"]) -> Sampler:
+    """Frees the slots of these rollouts and strikes them from the queue; -1 names none."""
+
+    def strike(rollout):
+        named = jnp.any((rollout[:, None] == rollouts) & (rollouts >= 0), axis=1)
+        return jnp.where(named, -1, rollout)
+
+    slots = sampler.slots.replace(rollout=strike(sampler.slots.rollout))
+    requests = sampler.queue.requests
+    requests = requests.replace(rollout=strike(requests.rollout))
+    return sampler.replace(slots=slots, queue=sampler.queue.replace(requests=requests))
+
+
+def enqueue(queue: Queue, new: Requests) -> Queue:
+    """Appends the `new.count` first rows. The host never sends more than there is room for."""
+    old, size = queue.requests, queue.requests.rollout.shape[0]
+    row = jnp.arange(new.rollout.shape[0])
+    place = jnp.where(row < new.count, (queue.head + old.count + row) % size, size)
+    count = old.count + new.count
+    put = lambda a, b: a if a.ndim == 0 else a.at[place].set(b, mode="drop")  # noqa: E731
+    return queue.replace(requests=jax.tree.map(put, old, new).replace(count=count))
+
+
+def admit(slots: Slots, queue: Queue) -> tuple[Slots, Queue]:
+    """Free slots take the oldest requests, in slot order."""
+    size = queue.requests.rollout.shape[0]
+    free = ~slots.live
+    rank = jnp.cumsum(free) - 1
+    takes = free & (rank < queue.requests.count)
+    row = (queue.head + rank) % size
+    old, new = slots, jax.tree.map(lambda a: a if a.ndim == 0 else a[row], queue.requests)
+
+    def pick(old, new):
+        return jnp.where(takes.reshape(-1, *[1] * (old.ndim - 1)), new, old)
+
+    names = ("rollout", "tokens", "length", "limit", "temperature", "top_p", "stop")
+    slots = slots.replace(
+        filled=jnp.where(takes, 0, old.filled), **{k: pick(getattr(old, k), getattr(new, k)) for k in names}
+    )
+    taken = jnp.sum(takes, dtype=jnp.int32)
+    requests = queue.requests.replace(count=queue.requests.count - taken)
+    return slots, Queue(requests, (queue.head + taken) % size)

@@ -1,0 +1,63 @@
+"""Layouts: rules from logical axes of parameters to mesh axes, one for learning and one for sampling."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+
+from glm_jax.model import tree
+from glm_jax.sharding.mesh import LayoutError
+
+Rules = dict[str, str | tuple[str, ...] | None]
+
+# Parameters and optimiser state over everything.
+LEARN: Rules = {
+    "embed": ("data", "fsdp"),
+    "vocab": "tensor",
+    "latent": None,
+    "head": "tensor",
+    "index_head": "tensor",
+    "mlp": "tensor",
+    "expert": "expert",
+    "layer": None,
+}
+# Experts where LEARN has them, so that most weights stay in place; the rest whole on every row of devices.
+SAMPLE: Rules = {**LEARN, "embed": None}
+ROWS = ("data", "fsdp", "expert")  # what slots and batch rows are split over
+
+
+def shardings(leaves: Any, rules: Rules, mesh: Mesh) -> Any:
+    """A NamedSharding for every declared leaf.
+
+    Raises:
+        LayoutError: where a dimension does not divide over its mesh axes, or two dimensions of a leaf claim one axis.
+    """
+
+    def of(path, leaf: tree.Leaf):
+        spec = PartitionSpec(*(rules[axis] if axis else None for axis in leaf.axes))
+        used = [a for part in spec if part for a in ((part,) if isinstance(part, str) else part)]
+        if len(used) != len(set(used)):
+            raise LayoutError(f"{jax.tree_util.keystr(path)}: axes {leaf.axes} claim one mesh axis twice: {spec}")
+        for size, part in zip(leaf.shape, spec, strict=True):
+            ways = 1
+            for axis in (part,) if isinstance(part, str) else part or ():
+                ways *= mesh.shape[axis]
+            if size % ways:
+                raise LayoutError(
+                    f"{jax.tree_util.keystr(path)} has a dimension of {size} that does not divide over "
+                    f"{part} ({ways} devices): change the mesh or the model"
+                )
+        return NamedSharding(mesh, spec)
+
+    return jax.tree_util.tree_map_with_path(of, leaves, is_leaf=tree.is_leaf)
+
+
+def rows(mesh: Mesh, dimension: int = 0) -> NamedSharding:
+    """Arrays whose `dimension` are slots or batch rows."""
+    return NamedSharding(mesh, PartitionSpec(*[None] * dimension, ROWS))
+
+
+def replicated(mesh: Mesh) -> NamedSharding:
+    return NamedSharding(mesh, PartitionSpec())

@@ -1,0 +1,45 @@
+"""The mesh: named axes over the devices at hand."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+
+import jax
+import numpy as np
+from jax.sharding import AxisType, Mesh
+
+AXES = ("data", "fsdp", "expert", "tensor")
+
+
+class LayoutError(ValueError):
+    """Sizes that cannot be laid out over a mesh."""
+
+
+@dataclasses.dataclass(frozen=True)
+class MeshConfig:
+    """How many devices each axis has. Slots and batch rows are split over data, fsdp and expert together."""
+
+    data: int = 1
+    fsdp: int = 1
+    expert: int = 1
+    tensor: int = 1
+
+    @property
+    def rows(self) -> int:
+        """Ways that slots and batch rows are split."""
+        return self.data * self.fsdp * self.expert
+
+    def check(self) -> list[str]:
+        return [f"{k}={getattr(self, k)} must be at least 1" for k in AXES if getattr(self, k) < 1]
+
+
+def make_mesh(config: MeshConfig) -> Mesh:
+    """A mesh over the first devices. Raises LayoutError where there are too few."""
+    shape = tuple(getattr(config, axis) for axis in AXES)
+    want, have = math.prod(shape), jax.device_count()
+    if want > have:
+        sizes = " × ".join(f"{a} {n}" for a, n in zip(AXES, shape, strict=True) if n > 1)
+        raise LayoutError(f"the mesh ({sizes}) needs {want} devices, {have} are there: lower one of its axes")
+    devices = np.asarray(jax.devices()[:want]).reshape(shape)
+    return Mesh(devices, AXES, axis_types=(AxisType.Auto,) * len(AXES))

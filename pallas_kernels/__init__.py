@@ -1,0 +1,1 @@
+"""Pallas kernels, one folder per operation. Nothing in here knows of glm_jax."""

@@ -1,0 +1,141 @@
+"""Checkpoints: bit-equal, whole or skipped by name, and never taken for those of another run."""
+
+from __future__ import annotations
+
+import shutil
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from flax import struct
+from jax.sharding import NamedSharding, PartitionSpec
+
+from glm_jax.io.checkpoints import SEAL, CheckpointError, Checkpoints, check_same_run, restore_weights
+
+
+@struct.dataclass
+class Learner:
+    params: dict
+    opt_state: tuple
+    version: jax.Array
+
+
+def learner(seed: int) -> Learner:
+    keys = jax.random.split(jax.random.key(seed), 3)
+    params = {"a": jax.random.normal(keys[0], (64, 33)), "b": {"c": jax.random.normal(keys[1], (8,), jnp.bfloat16)}}
+    odd = jnp.asarray([jnp.nan, -0.0, jnp.inf, 1e-45], jnp.float32)
+    return Learner(params, ({"mu": jax.random.normal(keys[2], (64, 33))}, odd), jnp.asarray(seed, jnp.int32))
+
+
+def same_bits(x, y) -> bool:
+    pairs = zip(jax.tree.leaves(x), jax.tree.leaves(y), strict=True)
+    return all(a.dtype == b.dtype and np.asarray(a).tobytes() == np.asarray(b).tobytes() for a, b in pairs)
+
+
+@pytest.fixture
+def folder(tmp_path):
+    with Checkpoints(tmp_path / "checkpoints", keep=3) as checkpoints:
+        for step in (2, 4, 6):
+            checkpoints.save(step, learner(step), learner(step + 100), {"step": step, "deep": {"x": [1, 0.1]}})
+    return tmp_path / "checkpoints"
+
+
+def test_what_is_restored_is_bit_equal(folder):
+    with Checkpoints(folder) as checkpoints:
+        step, host = checkpoints.newest()
+        policy, critic = checkpoints.restore(step, learner(0), learner(0))
+    assert step == 6 and host == {"step": 6, "deep": {"x": [1, 0.1]}}
+    assert same_bits(policy, learner(6)) and same_bits(critic, learner(106))
+    assert isinstance(policy, Learner)
+
+
+def test_a_run_without_a_critic_is_saved_without_one(tmp_path):
+    with Checkpoints(tmp_path) as checkpoints:
+        checkpoints.save(1, learner(1), None, {})
+        policy, critic = checkpoints.restore(1, learner(0), None)
+    assert critic is None and same_bits(policy, learner(1))
+
+
+def test_arrays_come_back_onto_the_given_shardings(folder):
+    mesh = jax.make_mesh((8,), ("fsdp",))
+    split = NamedSharding(mesh, PartitionSpec("fsdp"))
+    whole = NamedSharding(mesh, PartitionSpec())
+    place = lambda x: jax.device_put(x, split if x.shape and x.shape[0] % 8 == 0 else whole)  # noqa: E731
+    target = jax.tree.map(place, learner(0))
+    with Checkpoints(folder) as checkpoints:
+        policy, _ = checkpoints.restore(6, target, learner(0))
+    assert policy.params["a"].sharding == split and same_bits(policy, learner(6))
+
+
+def test_weights_alone_need_no_optimizer(folder):
+    params = restore_weights(folder / "4", learner(0).params)
+    assert same_bits(params, learner(4).params)
+
+
+def test_the_last_n_are_kept(tmp_path):
+    with Checkpoints(tmp_path, keep=2) as checkpoints:
+        for step in range(1, 6):
+            checkpoints.save(step, learner(step), None, {})
+    assert sorted(int(path.name) for path in tmp_path.iterdir()) == [4, 5]
+
+
+def files(step):
+    return sorted(path for path in step.rglob("*") if path.is_file())
+
+
+def flip(path):
+    data = bytearray(path.read_bytes())
+    data[len(data) // 2] ^= 1
+    path.write_bytes(data)
+
+
+def cut(path):
+    path.write_bytes(path.read_bytes()[:-1])
+
+
+@pytest.mark.parametrize("harm", [flip, cut, lambda path: path.unlink()])
+def test_a_step_with_any_file_damaged_is_skipped_by_name(folder, harm, caplog):
+    for number in range(len(files(folder / "6"))):
+        shutil.copytree(folder, folder.parent / "again", dirs_exist_ok=False)
+        again = folder.parent / "again"
+        path = files(again / "6")[number]
+        harm(path)
+        caplog.clear()
+        with Checkpoints(again, keep=3) as checkpoints:
+            step, _ = checkpoints.newest()
+            assert step == 4, f"{path} was harmed and nothing noticed"
+            assert "checkpoint 6 is damaged" in caplog.text
+            if number == 0:
+                checkpoints.save(6, learner(7), None, {"step": 6})
+                assert checkpoints.newest()[0] == 6
+        shutil.rmtree(again)
+        for aside in folder.parent.glob("damaged-*"):
+            shutil.rmtree(aside)
+
+
+def test_a_step_that_was_never_sealed_is_skipped(folder, caplog):
+    (folder / "6" / SEAL).unlink()
+    with Checkpoints(folder) as checkpoints:
+        assert checkpoints.newest()[0] == 4
+    assert "it was not finished" in caplog.text
+
+
+def test_no_whole_step_at_all_is_an_error_and_no_step_is_a_start(folder, tmp_path):
+    for step in (2, 4, 6):
+        (folder / str(step) / SEAL).unlink()
+    with Checkpoints(folder) as checkpoints:
+        with pytest.raises(CheckpointError, match=r"none of the checkpoints \[6, 4, 2\]"):
+            checkpoints.newest()
+    with Checkpoints(tmp_path / "empty") as checkpoints:
+        assert checkpoints.newest() is None
+
+
+def test_another_config_is_refused_with_the_keys_that_differ(tmp_path):
+    host = {"config": {"rl.steps": 4, "seed": 0, "old": 1}}
+    with pytest.raises(CheckpointError) as error:
+        check_same_run(host, {"rl.steps": 5, "seed": 0, "new": 2}, tmp_path)
+    text = str(error.value)
+    assert "rl.steps: 4 there, 5 now" in text and "seed" not in text
+    assert "old: 1 there, (absent) now" in text and "new: (absent) there, 2 now" in text
+    check_same_run({"config": {"seed": 0}}, {"seed": 0}, tmp_path)
