@@ -93,9 +93,7 @@ def make_sampling(
     tokenizer: ByteTokenizer,
 ) -> Sampling:
     """The desk between ledger, device and rewards."""
-    setup = program.setup
-    shape = setup.learn.micro_batches, setup.learn.rows, setup.learn.length
-    device = Device(program, state, config.rollout, shape, config.patience)
+    device = Device(program, state, config.rollout, config.shape, config.patience)
     scorer = Scorer(ledger, pool, tokenizer.decode, {task.id: task for task in tasks})
     draw = Draw(config.rollout.window, config.rollout.temperature, config.rollout.top_p, (tokenizer.eos_id,))
     return Sampling(ledger, device, scorer, tokenizer.encode, draw)

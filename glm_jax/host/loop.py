@@ -17,7 +17,7 @@ from glm_jax.host.errors import DivergedError, LedgerError, RunError, StallError
 from glm_jax.host.evaluation import SHOWN, Evaluation, as_sample
 from glm_jax.host.figures import Meter, batch_figures, learning_figures, ledger_figures
 from glm_jax.host.material import Examples, Prompts
-from glm_jax.host.rollouts import REJECTED, TRAIN, TRAINED, UNUSED, Rollout
+from glm_jax.host.rollouts import REJECTED, TRAIN, TRAINED, Rollout
 from glm_jax.host.router import Choice, StalenessConfig, Unit, choose, most_units
 from glm_jax.host.sampling import Sampling
 from glm_jax.host.stages import RL, SFT, VALUE, Stage, learning_rate, stage_at
@@ -311,10 +311,6 @@ class Loop:
             return
         while self.device.pending:
             self._take(self.device.collect())
-        if self.plan.deterministic:
-            self._settle(self.scorer.wait(self.plan.patience))
-        if last:
-            self._end_unused()
         self.ledger.audit()
         self.reporter.flush()
         policy, critic = self.device.state.policy, self.device.state.critic
@@ -323,13 +319,6 @@ class Loop:
         if self.plan.deterministic and not last:
             self.device.reset_sampler()
             self.sampling.resume()
-
-    def _end_unused(self) -> None:
-        """The run is over: what is still in flight or ready is used for nothing."""
-        for rollout in list(self.ledger.live.values()):
-            if rollout.ending is None:
-                self.sampling.cut(rollout.id)
-        self.ledger.settle(list(self.ledger.live), UNUSED)
 
     def _host(self, finished: bool) -> dict:
         """The host item of a checkpoint."""

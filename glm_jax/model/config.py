@@ -73,6 +73,13 @@ class ModelConfig:
                 f"n_group={self.n_group} must divide n_routed_experts={self.n_routed_experts} "
                 f"and be at least topk_group={self.topk_group}"
             )
+        elif self.n_group > 1 and (of_group := self.n_routed_experts // self.n_group) < 2:
+            problems.append(f"n_group={self.n_group} leaves {of_group} expert in a group: its score wants two")
+        elif (allowed := self.n_routed_experts // self.n_group * self.topk_group) < self.num_experts_per_tok:
+            problems.append(
+                f"num_experts_per_tok={self.num_experts_per_tok} exceeds the {allowed} experts of "
+                f"topk_group={self.topk_group} groups"
+            )
         if self.qk_rope_head_dim % 2 or self.qk_rope_head_dim > self.index_head_dim:
             problems.append(
                 f"qk_rope_head_dim={self.qk_rope_head_dim} must be even and "
@@ -107,13 +114,15 @@ class ModelConfig:
 
 
 _FIELDS = tuple(f.name for f in dataclasses.fields(ModelConfig))
-_OURS = ("latent_norm_eps", "remat")
+_NOT_WRITTEN = ("remat",)
 
 
 def from_hf(raw: dict[str, Any]) -> ModelConfig:
     """Reads the dictionary of a `config.json`, with the aliases and precedence that transformers gives its fields."""
     if (kind := raw.get("model_type", "glm_moe_dsa")) != "glm_moe_dsa":
         raise ModelConfigError(f"model_type is {kind!r}: only 'glm_moe_dsa' (GLM-5, 5.1, 5.2) is this architecture")
+    if (act := raw.get("hidden_act", "silu")) != "silu":
+        raise ModelConfigError(f"hidden_act is {act!r}: only 'silu' is supported")
     raw = dict(raw)
     for alias in ("num_local_experts", "num_experts"):
         raw["n_routed_experts"] = raw.get(alias) or raw.get("n_routed_experts", 256)
@@ -133,7 +142,7 @@ def from_hf(raw: dict[str, Any]) -> ModelConfig:
 
 def to_hf(config: ModelConfig) -> dict[str, Any]:
     """The `config.json` of this model, as transformers reads it."""
-    values = {k: getattr(config, k) for k in _FIELDS if k not in _OURS}
+    values = {k: getattr(config, k) for k in _FIELDS if k not in _NOT_WRITTEN}
     theta = values.pop("rope_theta")
     return {
         "architectures": ["GlmMoeDsaForCausalLM"],

@@ -271,11 +271,14 @@ def _chunked(f, per_query: dict, size: int):
 
 
 def positions(document_ids: Int[Array, "B S"]) -> Int[Array, "B S"]:
-    """A token's index within its document; 0 for padding."""
+    """A token's index within its document, also where others interrupt it; 0 for padding."""
     column = jnp.arange(document_ids.shape[1])
-    previous = jnp.pad(document_ids[:, :-1], ((0, 0), (1, 0)), constant_values=-1)
-    start = jax.lax.cummax(jnp.where(document_ids != previous, column, 0), axis=1)
-    return jnp.where(document_ids > 0, column - start, 0)
+    order = jnp.argsort(document_ids, axis=1, stable=True)  # document after document, columns ascending
+    grouped = jnp.take_along_axis(document_ids, order, axis=1)
+    previous = jnp.pad(grouped[:, :-1], ((0, 0), (1, 0)), constant_values=-1)
+    start = jax.lax.cummax(jnp.where(grouped != previous, column, 0), axis=1)
+    index = jnp.take_along_axis(column - start, jnp.argsort(order, axis=1), axis=1)
+    return jnp.where(document_ids > 0, index, 0)
 
 
 def as_documents(document_ids: Int[Array, "B S"] | Bool[Array, "B S"] | None, tokens) -> Int[Array, "B S"]:

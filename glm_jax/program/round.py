@@ -139,9 +139,9 @@ def _state_shardings(state: RunState, model: ModelConfig, mesh: Mesh) -> RunStat
         opt_state = jax.tree_util.tree_map_with_path(of, shapes.opt_state)
         return Learner(params, opt_state, whole)
 
-    by_slot = lambda tree, dim: jax.tree.map(
-        lambda _: NamedSharding(mesh, PartitionSpec(*[None] * dim, layout.ROWS)), tree
-    )  # noqa: E731,E501
+    def by_slot(tree, dimension: int):
+        return jax.tree.map(lambda _: layout.rows(mesh, dimension), tree)
+
     return RunState(
         policy=learner(state.policy, critic=False),
         critic=learner(state.critic, critic=True),

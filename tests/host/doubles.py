@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import random
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -129,21 +130,26 @@ class FakeProgram:
 
 
 class FakePool:
-    """Scores after `delay` polls, newest first; `score` makes the Score of a key."""
+    """Scores after up to `delay` polls, in any order; `score` makes the Score of a key.
+
+    Delays and orders never repeat: what a deterministic run does must not hang on them.
+    """
+
+    rng = random.Random(0)
 
     def __init__(self, score: Callable[[int], tuple[float | None, str | None]] | None = None, delay: int = 0):
         self.score = score or (lambda key: ((key * 7 % 11) / 10, None))
         self.delay, self.jobs = delay, []
 
     def submit(self, key: int, completion: str, task: dict) -> None:
-        self.jobs.append([self.delay, key])
+        self.jobs.append([self.rng.randint(0, self.delay), key])
 
     def poll(self) -> list:
         for job in self.jobs:
             job[0] -= 1
         done = [key for left, key in self.jobs if left < 0]
         self.jobs = [job for job in self.jobs if job[0] >= 0]
-        return [(key, Score(*self.score(key))) for key in done[::-1]]
+        return [(key, Score(*self.score(key))) for key in self.rng.sample(done, len(done))]
 
     def wait(self, timeout: float) -> list:
         assert self.jobs, "waits for nothing"
@@ -219,7 +225,7 @@ def make_loop(workdir: Path, plan: Plan, *, program=None, pool=None, saver=None,
     device = Device(program, state, CAPACITY, plan.shape, plan.patience)
     every = {t.id: t for t in (*TASKS.train, *TASKS.eval)}
     scorer = Scorer(ledger, pool or FakePool(), lambda tokens: "".join(chr(t) for t in tokens), every)
-    draw = Draw(CAPACITY.window, 1.0, 1.0, (EOS,))
+    draw = Draw(CAPACITY.window, 0.7, 0.9, (EOS,))
     sampling = Sampling(ledger, device, scorer, lambda text: [8 + ord(c) % 100 for c in text], draw)
     prompts = Prompts(TASKS.train, seed=1, position=host["prompts"] if host else 0)
     examples = Examples(Stream, count=5, state=host["examples"] if host else None)

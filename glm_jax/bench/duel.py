@@ -1,0 +1,103 @@
+"""Measuring stacks side by side: each in a process of its own on one thread, taking turns iteration by iteration.
+
+Interleaving makes a machine's drift hit all of them alike; CPU seconds of a process pinned to one core leave out what
+others do there.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import resource
+import selectors
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Sequence
+
+START_LIMIT, TURN_LIMIT = 600.0, 300.0  # seconds that a start (compiles included) and a turn may take
+
+
+class BenchError(RuntimeError):
+    """A stack under measurement failed."""
+
+
+class Contender:
+    """A process that makes one iteration whenever it is told to. `program` is a module's name, or a script's path."""
+
+    def __init__(self, name: str, python: str, program: str, args: Sequence[str] = ()):
+        self.name = name
+        env = {k: v for k, v in os.environ.items() if k not in ("XLA_FLAGS", "JAX_NUM_CPU_DEVICES")}
+        env |= {"OMP_NUM_THREADS": "1", "JAX_PLATFORMS": "cpu", "TOKENIZERS_PARALLELISM": "false"}
+        how = [program] if program.endswith(".py") else ["-m", program]
+        pinned = [sys.executable, "-c", _PIN, python, *how, *args]
+        self.process = subprocess.Popen(
+            pinned, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=env
+        )
+        os.set_blocking(self.process.stderr.fileno(), False)
+
+    def hear(self, limit: float) -> dict:
+        """The next line that it says, as JSON. Raises BenchError when it ends, or says nothing for `limit` seconds."""
+        with selectors.DefaultSelector() as ready:
+            ready.register(self.process.stdout, selectors.EVENT_READ)
+            end = time.monotonic() + limit
+            while time.monotonic() < end:
+                if ready.select(timeout=1.0):
+                    line = self.process.stdout.readline()
+                    if line.startswith("{"):
+                        return json.loads(line)
+                    if not line:
+                        break
+                self._errors()
+        raise BenchError(
+            f"{self.name} said nothing for {limit:.0f} s or ended (code {self.process.poll()}).\n{self._tail}"
+        )
+
+    def turn(self) -> dict[str, float]:
+        """One iteration: CPU seconds by part."""
+        self.process.stdin.write("go\n")
+        self.process.stdin.flush()
+        return self.hear(TURN_LIMIT)
+
+    def close(self) -> None:
+        self.process.kill()
+        self.process.wait()
+
+    _tail = ""
+
+    def _errors(self) -> None:
+        """Keeps the pipe from filling up, and what it said last for an error message."""
+        self._tail = (self._tail + (self.process.stderr.read() or ""))[-2000:]
+
+
+# Pins itself to one core, then becomes the program.
+_PIN = "import os,sys; os.sched_setaffinity(0, {max(os.sched_getaffinity(0))}); os.execv(sys.argv[1], sys.argv[1:])"
+
+
+def cpu_seconds() -> float:
+    """CPU seconds that this process has used so far, all threads."""
+    usage = resource.getrusage(resource.RUSAGE_SELF)
+    return usage.ru_utime + usage.ru_stime
+
+
+def serve(iteration: Callable[[], dict[str, float]], about: dict | None = None) -> None:
+    """A contender's side: says that it is ready, then makes an iteration per line that it is sent."""
+    print(json.dumps({"ready": True, **(about or {})}), flush=True)
+    for _ in sys.stdin:
+        print(json.dumps(iteration()), flush=True)
+
+
+def duel(contenders: Sequence[Contender], repeats: int) -> dict[str, list[dict[str, float]]]:
+    """Figures of `repeats` iterations of each, in turns, after one that is not counted."""
+    try:
+        for c in contenders:
+            c.hear(START_LIMIT)
+            c.turn()
+        figures: dict[str, list[dict[str, float]]] = {c.name: [] for c in contenders}
+        for _ in range(repeats):
+            for c in contenders:
+                figures[c.name].append(c.turn())
+        return figures
+    finally:
+        for c in contenders:
+            c.close()

@@ -1,0 +1,114 @@
+"""Every way of computing attention gives one result: chunks of queries, gathered keys, remat, stacked layers."""
+
+from __future__ import annotations
+
+import dataclasses
+from functools import cache
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from glm_jax.model import cache as caches
+from glm_jax.model import transformer
+from glm_jax.model.heads import unembed
+from tests.model.tiny import named_leaves, random_params, random_tokens, three_layers, tiny_config
+
+CONFIG = three_layers()
+DOCUMENTS = np.array([[0] * 2 + [1] * 11 + [2] * 6, [1] * 16 + [0] * 3], np.int32)
+
+
+def loss_and_gradient(config, params):
+    """Of the logits and of the indexer's loss together, so that no path's gradient goes unseen."""
+    target = np.random.default_rng(5).standard_normal((*DOCUMENTS.shape, config.vocab_size), np.float32)
+    tokens = random_tokens(config, *DOCUMENTS.shape)
+
+    def loss(params):
+        hidden, carried, _ = transformer.hidden_states(params, config, tokens, DOCUMENTS, train_indexer=True)
+        logits = jnp.where(DOCUMENTS[..., None] > 0, unembed(params, hidden), 0)
+        return jnp.sum(logits * target) + 10 * carried.kl, (logits, carried.kl)
+
+    grads, seen = jax.jit(jax.grad(loss, has_aux=True))(params)
+    return {**named_leaves(grads), "logits": seen[0], "kl": seen[1]}
+
+
+@cache
+def plain():
+    return loss_and_gradient(CONFIG, random_params(CONFIG))
+
+
+@pytest.mark.parametrize(
+    "name, chunk, dense_columns, remat",
+    [("chunks", 8, 1024, False), ("gathered", 512, 4, False), ("gathered in chunks under remat", 8, 4, True)],
+)
+def test_every_path_gives_the_same_logits_loss_and_gradients(name, chunk, dense_columns, remat, monkeypatch):
+    want = plain()  # before the constants change
+    monkeypatch.setattr(transformer, "QUERY_CHUNK", chunk)
+    monkeypatch.setattr(transformer, "DENSE_COLUMNS", dense_columns)
+    got = loss_and_gradient(dataclasses.replace(CONFIG, remat=remat), random_params(CONFIG))
+    for leaf, value in want.items():
+        scale = float(jnp.max(jnp.abs(value))) + 1e-3
+        np.testing.assert_allclose(got[leaf] / scale, value / scale, atol=2e-5, err_msg=f"{name}: {leaf}")
+    assert all(np.abs(want[leaf]).max() > 0 for leaf in want if not leaf.endswith(".mlp.bias"))
+
+
+def test_remat_changes_no_gradient():
+    got = loss_and_gradient(dataclasses.replace(CONFIG, remat=True), random_params(CONFIG))
+    for leaf, value in plain().items():
+        np.testing.assert_allclose(got[leaf], value, rtol=1e-5, atol=1e-5, err_msg=leaf)
+
+
+def decode(config, view, tokens, prefill: int, chunk: int):
+    """Logits of every column from `prefill` on, the first `prefill` columns run in chunks."""
+    rows, columns = tokens.shape
+    step = jax.jit(lambda c, t, s, n: caches.extend(view, config, c, t, s, n))
+    state, logits = caches.init(config, rows, columns), []
+    at = np.zeros(rows, np.int32)
+    while at[0] < columns:
+        size = min(chunk, prefill - at[0]) if at[0] < prefill else 1
+        width = chunk if at[0] < prefill else 1
+        piece = np.pad(tokens, ((0, 0), (0, chunk)))[:, at[0] : at[0] + width]
+        hidden, state = step(state, piece, at, np.full(rows, size, np.int32))
+        if at[0] >= prefill:
+            logits.append(unembed(view, hidden)[:, 0])
+        at = at + size
+    return np.stack(logits, 1)
+
+
+@pytest.mark.parametrize("topk", [6, 64])  # keys selected, and all keys
+def test_decode_equals_the_full_forward_pass_with_layers_one_by_one_and_stacked(topk, monkeypatch):
+    config = tiny_config(index_topk=topk)
+    params, tokens = random_params(config), random_tokens(config, 2, 14)
+    want = np.asarray(jax.jit(lambda t: transformer.forward(params, config, t).logits)(tokens))[:, 7:]
+    one_by_one = decode(config, transformer.unstack(params, config), tokens, 7, 4)
+    np.testing.assert_allclose(one_by_one, want, atol=2e-5)
+    if topk == 6:
+        np.testing.assert_allclose(decode(config, params, tokens, 7, 4), want, atol=2e-5)
+        monkeypatch.setattr(caches, "DENSE_COLUMNS", 4)  # prefill that gathers, as long windows do
+        np.testing.assert_allclose(decode(config, params, tokens, 7, 4), want, atol=2e-5)
+
+
+def test_what_a_cache_held_before_changes_no_result():
+    config = tiny_config()
+    view, tokens = transformer.unstack(random_params(config), config), random_tokens(config, 2, 9)
+    step = jax.jit(lambda c, s, n: caches.extend(view, config, c, tokens[:, 3:4], s, n))
+    fill = jax.jit(lambda c: caches.extend(view, config, c, tokens[:, :3], jnp.zeros(2, int), jnp.full(2, 3)))
+    results = []
+    for junk in (0.0, 1e3):
+        state = jax.tree.map(lambda a, junk=junk: jnp.full_like(a, junk), caches.init(config, 2, 9))
+        results.append(step(fill(state)[1], jnp.full(2, 3), jnp.ones(2, int)))
+    np.testing.assert_array_equal(results[0][0], results[1][0])
+
+
+def test_tokens_beyond_count_and_rows_without_any_write_nothing():
+    config = tiny_config()
+    view, tokens = transformer.unstack(random_params(config), config), random_tokens(config, 3, 4)
+    state = jax.tree.map(lambda a: jnp.full_like(a, 7.0), caches.init(config, 3, 9))
+    start, count = jnp.array([2, 0, 7]), jnp.array([3, 0, 2])
+    _, after = jax.jit(lambda c: caches.extend(view, config, c, tokens, start, count))(state)
+    written = np.any(np.asarray(after.row) != 7.0, axis=(0, 3))
+    want = np.zeros((3, 9), bool)
+    want[0, 2:5], want[2, 7:9] = True, True
+    np.testing.assert_array_equal(written, want)
+    np.testing.assert_array_equal(np.any(np.asarray(after.index_key) != 7.0, axis=(0, 3)), want)
