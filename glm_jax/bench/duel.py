@@ -12,6 +12,7 @@ import resource
 import selectors
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Callable, Sequence
 
@@ -31,10 +32,10 @@ class Contender:
         env |= {"OMP_NUM_THREADS": "1", "JAX_PLATFORMS": "cpu", "TOKENIZERS_PARALLELISM": "false"}
         how = [program] if program.endswith(".py") else ["-m", program]
         pinned = [sys.executable, "-c", _PIN, python, *how, *args]
+        self._errors = tempfile.TemporaryFile("w+")
         self.process = subprocess.Popen(
-            pinned, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=env
+            pinned, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self._errors, text=True, env=env
         )
-        os.set_blocking(self.process.stderr.fileno(), False)
 
     def hear(self, limit: float) -> dict:
         """The next line that it says, as JSON. Raises BenchError when it ends, or says nothing for `limit` seconds."""
@@ -48,9 +49,8 @@ class Contender:
                         return json.loads(line)
                     if not line:
                         break
-                self._errors()
         raise BenchError(
-            f"{self.name} said nothing for {limit:.0f} s or ended (code {self.process.poll()}).\n{self._tail}"
+            f"{self.name} said nothing for {limit:.0f} s or ended (code {self.process.poll()}).\n{self._tail()}"
         )
 
     def turn(self) -> dict[str, float]:
@@ -63,11 +63,10 @@ class Contender:
         self.process.kill()
         self.process.wait()
 
-    _tail = ""
-
-    def _errors(self) -> None:
-        """Keeps the pipe from filling up, and what it said last for an error message."""
-        self._tail = (self._tail + (self.process.stderr.read() or ""))[-2000:]
+    def _tail(self) -> str:
+        """What it said last on its error stream."""
+        self._errors.seek(0)
+        return self._errors.read()[-2000:]
 
 
 # Pins itself to one core, then becomes the program.

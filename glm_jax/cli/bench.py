@@ -2,32 +2,91 @@
 
 from __future__ import annotations
 
-import importlib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 from absl import flags
 
-from glm_jax.cli.flags import UsageError, parse
-
-BENCHES = {"rl": "one RL iteration: sample 64 completions, learn from them; beside TRL's GRPO"}
+from glm_jax.cli.flags import Command, UsageError, parse
 
 
-def _define(values: flags.FlagValues) -> None:
-    flags.DEFINE_integer("repeats", 5, "measured iterations of each", lower_bound=1, flag_values=values)
-    flags.DEFINE_string("peer_python", None, "a python that has trl installed (default: this one)", flag_values=values)
-    flags.DEFINE_string("json", None, "file for the figures", flag_values=values)
-    flags.DEFINE_bool("smoke", False, "the smallest size: shows that it runs, measures nothing", flag_values=values)
+@dataclass(frozen=True)
+class Bench:
+    """A bench: the flags that it defines and wants, and what makes its table from them."""
+
+    about: str
+    define: Callable[[flags.FlagValues], None]
+    required: tuple[str, ...]
+    call: Callable[[Command], str]
 
 
 def run(argv: Sequence[str]) -> int:
-    command = parse("bench", argv, _define, positional=("name",), required=())
-    (name,) = command.positional
-    if name not in BENCHES:
-        known = "; ".join(f"{k}: {v}" for k, v in BENCHES.items())
-        raise UsageError(f"{name!r} is no bench. Known: {known}")
-    bench = importlib.import_module(f"glm_jax.bench.{name}")
-    options = command.flags
-    report = Path(options.json) if options.json else None
-    print(bench.run(options.repeats, options.peer_python, report, options.smoke))
+    names = [arg for arg in argv if not arg.startswith("-")]
+    name = next((arg for arg in names if arg in BENCHES), names[0] if names else None)
+    if name is None and {"-h", "--help"} & set(argv):
+        print(_help())
+        return 0
+    if (bench := BENCHES.get(name)) is None:
+        known = "; ".join(f"{k}: {b.about}" for k, b in BENCHES.items())
+        raise UsageError(f"{name!r} is no bench. Known: {known}" if name else f"which bench? Known: {known}")
+    at = argv.index(name)
+    command = parse(f"bench {name}", [*argv[:at], *argv[at + 1 :]], bench.define, required=bench.required)
+    print(bench.call(command))
     return 0
+
+
+def _define_rl(values: flags.FlagValues) -> None:
+    flags.DEFINE_integer("repeats", 5, "measured iterations of each", lower_bound=1, flag_values=values)
+    flags.DEFINE_string("peer_python", None, "a python that has trl installed (default: this one)", flag_values=values)
+    flags.DEFINE_bool("smoke", False, "the smallest size: shows that it runs, measures nothing", flag_values=values)
+    _define_json(values)
+
+
+def _define_critic(values: flags.FlagValues) -> None:
+    about = "rollouts of training tasks that the baseline is fitted on; never fewer than are held out"
+    flags.DEFINE_integer("rollouts", 2048, about, lower_bound=1, flag_values=values)
+    _define_json(values)
+
+
+def _define_json(values: flags.FlagValues) -> None:
+    flags.DEFINE_string("json", None, "file for the figures", flag_values=values)
+
+
+def _rl(command: Command) -> str:
+    from glm_jax.bench import rl
+
+    options = command.flags
+    return rl.run(options.repeats, options.peer_python, _report(command), options.smoke)
+
+
+def _critic(command: Command) -> str:
+    # jax is imported here and not above, so that --help answers at once.
+    from glm_jax.bench import critic
+    from glm_jax.config.strict import read
+    from glm_jax.host.config import RunConfig
+
+    config = read(RunConfig, command.config)
+    return critic.run(config, command.workdir, command.flags.rollouts, _report(command))
+
+
+def _report(command: Command) -> Path | None:
+    return Path(command.flags.json) if command.flags.json else None
+
+
+def _help() -> str:
+    lines = [f"  {name:<8} {bench.about}" for name, bench in BENCHES.items()]
+    return "\n".join(
+        ["usage: glm-jax bench NAME [flags]", "", *lines, "", "glm-jax bench NAME --help lists its flags."]
+    )
+
+
+BENCHES = {
+    "rl": Bench("one RL iteration: sample 64 completions, learn from them; beside TRL's GRPO", _define_rl, (), _rl),
+    "critic": Bench(
+        "variance of the return that a run's critic explains, beside position and prompt length alone",
+        _define_critic,
+        ("config", "workdir"),
+        _critic,
+    ),
+}

@@ -21,8 +21,10 @@ def _define(values: flags.FlagValues) -> None:
 def run(argv: Sequence[str]) -> int:
     """Prints each prompt and its completion. The folder is a model in the public layout, such as WORKDIR/export."""
     command = parse("generate", argv, _define, positional=("model",), required=("prompt",))
-    from glm_jax import generate, load
+    # jax is imported here and not above, so that --help answers at once.
     from glm_jax.data.tokenizer import ByteTokenizer
+    from glm_jax.io.hf import load
+    from glm_jax.rollout.generate import generate
 
     tokenizer = ByteTokenizer()
     config, params = load(Path(command.positional[0]).expanduser())

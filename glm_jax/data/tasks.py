@@ -27,11 +27,12 @@ class Task:
 
 @dataclass(frozen=True)
 class FamilyConfig:
-    """A family of reasoning-gym: its name there, its share of the tasks, and its generator's own settings."""
+    """A family of reasoning-gym: its name there, its share of the tasks, its generator's own settings."""
 
     name: str = "spell_backward"
     weight: float = 1.0
     settings: dict = field(default_factory=dict)
+    template: str | None = None  # instead of TaskConfig's, for families whose metadata differ
 
 
 @dataclass(frozen=True)
@@ -114,9 +115,10 @@ def _from_gym(config: TaskConfig) -> TaskSet:
     for number, (family, (train_count, eval_count)) in enumerate(zip(config.families, counts, strict=True)):
         # The generator draws item i from seed + i: families and runs stand far apart so that no streams overlap.
         start = int(_rank(config.seed, f"family {number}")[:7], 16)
-        entries = draw(family.name, family.settings, start, train_count + eval_count, _keeper(config, seen))
+        template = family.template or config.template
+        entries = draw(family.name, family.settings, start, train_count + eval_count, _keeper(template, seen))
         tasks = [
-            Task(f"{family.name}-{number}-{index}", _prompt(config, entry), entry["answer"], family.name, entry)
+            Task(f"{family.name}-{number}-{index}", _prompt(template, entry), entry["answer"], family.name, entry)
             for index, entry in entries
         ]
         tasks = _shuffled(tasks, config.seed)
@@ -148,7 +150,7 @@ def _from_files(config: TaskConfig) -> TaskSet:
 def _file_tasks(config: TaskConfig, path: str, seen: _Seen) -> list[Task]:
     tasks = []
     for record in read_jsonl(path):
-        prompt = _prompt(config, record.entry)
+        prompt = _prompt(config.template, record.entry)
         if seen.new(record.entry["question"], prompt):
             tasks.append(Task(record.id, prompt, record.entry.get("answer"), "jsonl", record.entry))
     return tasks
@@ -194,18 +196,18 @@ class _Seen:
         return True
 
 
-def _keeper(config: TaskConfig, seen: _Seen) -> Callable[[dict], bool]:
-    return lambda entry: seen.new(entry["question"], _prompt(config, entry))
+def _keeper(template: str, seen: _Seen) -> Callable[[dict], bool]:
+    return lambda entry: seen.new(entry["question"], _prompt(template, entry))
 
 
-def _prompt(config: TaskConfig, entry: dict[str, Any]) -> str:
+def _prompt(template: str, entry: dict[str, Any]) -> str:
     """The template filled with the entry's question and metadata."""
     metadata = entry.get("metadata", entry)
     try:
-        return config.template.format(question=entry["question"], metadata=metadata)
+        return template.format(question=entry["question"], metadata=metadata)
     except (KeyError, IndexError, AttributeError, ValueError) as error:
         raise DataError(
-            f"tasks.template {config.template!r} cannot be filled in ({type(error).__name__}: {error}); it may name "
+            f"template {template!r} cannot be filled in ({type(error).__name__}: {error}); it may name "
             f"question and metadata[...] of {', '.join(map(str, metadata))}"
         ) from error
 

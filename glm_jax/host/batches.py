@@ -59,15 +59,34 @@ def pack(documents: Sequence[Document], shape: tuple[int, int, int]) -> tuple[Le
         if not 0 < document.start < size:
             raise RunError(f"document {document.key} has {document.start} prompt tokens of {size}; it needs both.")
     batch = empty_batch(micro_batches, rows, length)
-    places = first_fit([len(document.tokens) for document in documents], micro_batches * rows, length)
+    places = _places(documents, shape)
     numbers = Counter[int]()
-    for document, (row, column) in zip(documents, places.tolist(), strict=True):
+    for document, (row, column) in zip(documents, places, strict=True):
         if row >= 0:
             numbers[row] += 1
             _place(batch, divmod(row, rows), column, numbers[row], document)
     used = max(numbers) // rows + 1 if numbers else 0
-    waiting = [document for document, (row, _) in zip(documents, places.tolist(), strict=True) if row < 0]
+    waiting = [document for document, (row, _) in zip(documents, places, strict=True) if row < 0]
     return batch.replace(used=np.asarray(used, np.int32)), waiting
+
+
+def unpack(x: np.ndarray, documents: Sequence[Document]) -> dict[int, np.ndarray]:
+    """By key, what an array [M, R, C] over the batch that `pack` makes of `documents` holds at their trainable tokens.
+
+    Documents that `pack` lets wait are left out.
+    """
+    rows = x.reshape(-1, x.shape[-1])
+    found = {}
+    for document, (row, column) in zip(documents, _places(documents, x.shape), strict=True):
+        if row >= 0:
+            found[document.key] = rows[row, column + document.start : column + len(document.tokens)]
+    return found
+
+
+def _places(documents: Sequence[Document], shape: tuple[int, int, int]) -> list[list[int]]:
+    """Row (of all M x R) and first column of each document; -1 where it has to wait."""
+    micro_batches, rows, length = shape
+    return first_fit([len(document.tokens) for document in documents], micro_batches * rows, length).tolist()
 
 
 def _place(batch: LearnBatch, row: tuple[int, int], column: int, number: int, document: Document) -> None:

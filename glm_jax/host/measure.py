@@ -3,24 +3,27 @@
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from glm_jax.data.tasks import make_tasks
+from glm_jax.data.tasks import Task, make_tasks
 from glm_jax.data.tokenizer import ByteTokenizer
 from glm_jax.host import compose
 from glm_jax.host.config import RunConfig
 from glm_jax.host.errors import RunError
 from glm_jax.host.evaluation import Evaluation, Result
+from glm_jax.host.ledger import Ledger
 from glm_jax.host.passk import Estimate, estimate
-from glm_jax.host.rollouts import FATES
+from glm_jax.host.rollouts import FATES, Rollout
 from glm_jax.host.run import CHECKPOINTS, check_workdir
 from glm_jax.host.sampling import Sampling
 from glm_jax.io import hf
 from glm_jax.io.checkpoints import Checkpoints, restore_weights
 from glm_jax.program.round import Program
+from glm_jax.program.state import RunState
 
 
 @dataclass(frozen=True)
@@ -46,15 +49,11 @@ def measure(config: RunConfig, workdir: Path | None, model: Path | None, samples
     compose.check_prompts(tasks, tokenizer, config.rollout.window)
     source, program, params = _weights(config, workdir, model, tokenizer)
     state = compose.with_policy(program, program.init(config.seed), params)
-    # Nothing of this is kept: the ledger serves the accounting of the rollouts while they run.
-    with tempfile.TemporaryDirectory() as folder, compose.make_pool(config) as pool:
-        ledger = compose.Ledger(Path(folder) / "ledger.jsonl")
-        sampling = compose.make_sampling(config, program, state, ledger, pool, tasks, tokenizer)
+    with desk(config, program, state, tasks, tokenizer) as sampling:
         evaluation = Evaluation(0, sampling, tasks, samples)
-        _sample(sampling, evaluation, config.patience)
-        ledger.audit()
-        fates = {f"ledger/{fate}": float(ledger.book.fates[fate]) for fate in FATES}
-        ledger.file.close()
+        for scored in rounds(sampling, config.patience):
+            evaluation.take(scored)
+        fates = {f"ledger/{fate}": float(sampling.ledger.book.fates[fate]) for fate in FATES}
     right = {task.id: 0 for task in tasks}
     for result in evaluation.results:
         right[result.task] += _right(result, config.reward.high)
@@ -63,10 +62,29 @@ def measure(config: RunConfig, workdir: Path | None, model: Path | None, samples
     return Measured(source, len(tasks), samples, passes, evaluation.metrics() | fates)
 
 
-def _sample(sampling: Sampling, evaluation: Evaluation, patience: float) -> None:
-    """Rounds without learning until every rollout has its fate."""
+@contextmanager
+def desk(
+    config: RunConfig, program: Program, state: RunState, tasks: Sequence[Task], tokenizer: ByteTokenizer
+) -> Iterator[Sampling]:
+    """Sampling and scoring of `tasks` apart from any run; the state is donated.
+
+    Nothing of this is kept: the ledger serves the accounting of the rollouts while they run.
+    """
+    with tempfile.TemporaryDirectory() as folder, compose.make_pool(config) as pool:
+        ledger = Ledger(Path(folder) / "ledger.jsonl")
+        try:
+            yield compose.make_sampling(config, program, state, ledger, pool, tasks, tokenizer)
+        finally:
+            ledger.file.close()
+
+
+def rounds(sampling: Sampling, patience: float) -> Iterator[list[Rollout]]:
+    """Rounds without learning until every rollout has its fate: gives those that were scored, for the caller to settle.
+
+    Those without a valid reward have their fate from the scorer.
+    """
     device, scorer = sampling.device, sampling.scorer
-    while not evaluation.done:
+    while sampling.ledger.live:
         requests = sampling.next_requests()
         if requests or sampling.on_device:
             device.dispatch(requests, (), None)
@@ -74,8 +92,19 @@ def _sample(sampling: Sampling, evaluation: Evaluation, patience: float) -> None
             if device.pending:
                 sampling.take(device.collect())
             elif scorer.waiting:
-                evaluation.take(scorer.wait(patience))
-        evaluation.take(scorer.poll())
+                yield scorer.wait(patience)
+        yield scorer.poll()
+    sampling.ledger.audit()
+
+
+def newest_step(config: RunConfig, workdir: Path) -> int | None:
+    """The newest whole checkpoint of the run in `workdir`, None where it has none; CheckpointError: not this config."""
+    check_workdir(workdir, config)
+    if not (workdir / CHECKPOINTS).is_dir():
+        return None
+    with Checkpoints(workdir / CHECKPOINTS, config.checkpoint.keep) as checkpoints:
+        found = checkpoints.newest()
+    return found[0] if found else None
 
 
 def _weights(
@@ -91,13 +120,11 @@ def _weights(
                 "samples could not be read. Use a model of the tokenizer's vocabulary."
             )
         return str(model), compose.make_program(config, architecture, learn), params
-    check_workdir(workdir, config)
-    with Checkpoints(workdir / CHECKPOINTS, config.checkpoint.keep) as checkpoints:
-        found = checkpoints.newest()
-    if found is None:
+    step = newest_step(config, workdir)
+    if step is None:
         raise RunError(f"{workdir} holds no checkpoint: train first, or name a model folder with --model.")
     program = compose.make_program(config, compose.model_config(config, tokenizer), learn)
-    step, target = found[0], compose.policy_target(program)
+    target = compose.policy_target(program)
     return f"{workdir} at step {step}", program, restore_weights(workdir / CHECKPOINTS / str(step), target)
 
 

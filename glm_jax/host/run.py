@@ -58,7 +58,7 @@ def train(config: RunConfig, workdir: Path) -> None:
         examples = _examples(config, tasks, tokenizer, host)
         program = compose.make_program(config, model)
         pool = stack.enter_context(compose.make_pool(config))
-        state = _restored(saver, step, program, config) if host else compose.first_state(program, config)
+        state = restored(saver, step, program, config) if host else compose.first_state(program, config)
         if config.profile_rounds:
             program = profiled(program, workdir / "profile", config.profile_rounds)
         ledger = Ledger(workdir / LEDGER, host["offset"] if host else 0)
@@ -115,16 +115,7 @@ def check_workdir(workdir: Path, config: RunConfig) -> None:
         check_same_run({"config": json.loads(path.read_text())}, flat(config), workdir)
 
 
-def _claim(workdir: Path, config: RunConfig) -> None:
-    """Writes the config into a new workdir; raises CheckpointError where another one stands there."""
-    check_workdir(workdir, config)
-    path = workdir / CONFIG
-    part = path.with_suffix(".part")
-    part.write_text(json.dumps(flat(config), indent=1) + "\n")
-    part.replace(path)
-
-
-def _restored(saver: Checkpoints, step: int, program: Program, config: RunConfig) -> RunState:
+def restored(saver: Checkpoints, step: int, program: Program, config: RunConfig) -> RunState:
     """The state of a checkpoint, on the program's shardings, with an empty sampler."""
     state = program.init(config.seed)
     targets = abstract((state.policy, state.critic))
@@ -132,6 +123,15 @@ def _restored(saver: Checkpoints, step: int, program: Program, config: RunConfig
         leaf.delete()  # the restored arrays take their place
     policy, critic = saver.restore(step, *targets)
     return state.replace(policy=policy, critic=critic)
+
+
+def _claim(workdir: Path, config: RunConfig) -> None:
+    """Writes the config into a new workdir; raises CheckpointError where another one stands there."""
+    check_workdir(workdir, config)
+    path = workdir / CONFIG
+    part = path.with_suffix(".part")
+    part.write_text(json.dumps(flat(config), indent=1) + "\n")
+    part.replace(path)
 
 
 def _examples(config: RunConfig, tasks: TaskSet, tokenizer: ByteTokenizer, host: dict | None) -> Examples:

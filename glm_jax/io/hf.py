@@ -7,6 +7,7 @@ import json
 import logging
 import os
 import re
+import shutil
 from pathlib import Path
 
 import jax
@@ -63,10 +64,14 @@ def load(path: str | os.PathLike, dtype: str | None = None) -> tuple[ModelConfig
 
 
 def save(path: str | os.PathLike, config: ModelConfig, params: Transformer, shard_bytes: int = SHARD_BYTES) -> None:
-    """Writes a model folder that transformers and `load` read. Appears whole or not at all."""
+    """Writes a model folder that transformers and `load` read. Appears whole or not at all.
+
+    A model that stood there is replaced, other files stay.
+    """
     folder = Path(path)
     partial = folder.with_name(folder.name + ".partial")
-    partial.mkdir(parents=True, exist_ok=True)
+    shutil.rmtree(partial, ignore_errors=True)  # of a save that was interrupted
+    partial.mkdir(parents=True)
     tensors = dict(_file_tensors(config, jax.device_get(params)))
     shards: list[dict[str, np.ndarray]] = [{}]
     size = 0
@@ -89,7 +94,9 @@ def save(path: str | os.PathLike, config: ModelConfig, params: Transformer, shar
         save_file(shard, partial / name, metadata={"format": "pt"})
     (partial / "config.json").write_text(json.dumps(to_hf(config), indent=2) + "\n")
     folder.mkdir(parents=True, exist_ok=True)
-    # The config goes last: a folder without one is no model.
+    # The old config goes first and the new one comes last: a folder without one is no model.
+    for file in ("config.json", _INDEX, _SINGLE, *(f.name for f in folder.glob("model-*-of-*.safetensors"))):
+        (folder / file).unlink(missing_ok=True)
     for file in sorted(partial.iterdir(), key=lambda f: f.name == "config.json"):
         os.replace(file, folder / file.name)
     partial.rmdir()
@@ -99,10 +106,17 @@ def read_config(folder: Path) -> ModelConfig:
     file = folder / "config.json"
     if not file.is_file():
         raise CheckpointError(f"{folder} holds no config.json: give the folder of a Hugging Face model")
+    return from_hf(_read_json(file))
+
+
+def _read_json(file: Path) -> dict:
     try:
-        return from_hf(json.loads(file.read_text()))
-    except json.JSONDecodeError as error:
+        value = json.loads(file.read_text())
+    except ValueError as error:
         raise CheckpointError(f"{file} is not JSON: {error}") from None
+    if not isinstance(value, dict):
+        raise CheckpointError(f"{file} holds a {type(value).__name__}, not an object")
+    return value
 
 
 def _map(f, entries, leaves):
@@ -143,7 +157,9 @@ class _Reader:
     def __init__(self, folder: Path):
         self._handles = {}
         if (folder / _INDEX).is_file():
-            weight_map = json.loads((folder / _INDEX).read_text())["weight_map"]
+            weight_map = _read_json(folder / _INDEX).get("weight_map")
+            if not isinstance(weight_map, dict):
+                raise CheckpointError(f"{folder / _INDEX} has no weight_map from tensor names to files")
             files = sorted(set(weight_map.values()))
         else:
             files = [_SINGLE]

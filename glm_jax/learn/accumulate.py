@@ -27,8 +27,11 @@ def micro(tree: Any, i: Int[Array, ""]) -> Any:
     return jax.tree.map(lambda a: a[i] if a.ndim else a, tree)
 
 
-def accumulate(used: Int[Array, ""], f: Callable[[Int[Array, ""]], Any]) -> Any:
-    """Σ_i f(i) over the used micro-batches, leaf by leaf."""
-    shapes = jax.eval_shape(f, jax.ShapeDtypeStruct((), jnp.int32))
-    zero = jax.tree.map(lambda s: jnp.zeros(s.shape, s.dtype), shapes)
+def accumulate(used: Int[Array, ""], f: Callable[[Int[Array, ""]], Any], zero: Any) -> Any:
+    """zero + Σ_i f(i) over the used micro-batches, leaf by leaf. (Asking f for its shapes would trace it twice.)"""
     return jax.lax.fori_loop(0, used, lambda i, total: jax.tree.map(jnp.add, total, f(i)), zero)
+
+
+def zeros(names: tuple[str, ...]) -> dict[str, Array]:
+    """A figure of 0 for every name."""
+    return {name: jnp.zeros((), jnp.float32) for name in names}

@@ -12,6 +12,7 @@ from glm_jax.learn.advantage import explained_variance, gae, policy_lambda
 from glm_jax.learn.batch import LearnBatch
 from glm_jax.learn.forward import state_values
 from glm_jax.learn.optimizer import MAIN, Learner
+from glm_jax.model.norms import wide
 
 METRICS = ("critic/loss", "critic/grad_norm", "critic/explained_variance", "critic/value_mean")
 
@@ -38,7 +39,8 @@ def update(
 
     def one_step(_, carry):
         critic, _, _ = carry
-        total, grads = accumulate(batch.used, lambda i: jax.value_and_grad(loss)(critic.params, i))
+        none = (jnp.zeros((), value.dtype), jax.tree.map(jnp.zeros_like, critic.params))
+        total, grads = accumulate(batch.used, lambda i: jax.value_and_grad(loss)(critic.params, i), none)
         grads = jax.tree.map(lambda g: g / count.astype(g.dtype), grads)
         critic, norm = optimizer.step(critic, grads, names, config.critic, lr, (MAIN,))
         return critic.replace(version=critic.version + 1), total / count, norm
@@ -60,6 +62,7 @@ def values(params, batch: LearnBatch, setup: Setup) -> Float[Array, "M R C"]:
     def of(i):
         b = micro(batch, i)
         v = state_values(params, setup.model, b.tokens, b.document_ids)
-        return jnp.zeros(batch.tokens.shape, v.dtype).at[i].set(v)
+        return none.at[i].set(v)
 
-    return accumulate(batch.used, of)
+    none = jnp.zeros(batch.tokens.shape, wide(setup.model.dtype))
+    return accumulate(batch.used, of, none)

@@ -68,7 +68,7 @@ def step(
     params, state, norms = learner.params, dict(learner.opt_state), {}
     for name in parts:
         g = part(grads, labels, name)
-        norms[name] = optax.global_norm(g)
+        norms[name] = optax.tree.norm(g)
         scale = jnp.minimum(1.0, config.clip_norm / jnp.maximum(norms[name], 1e-12))
         g = jax.tree.map(lambda g, scale=scale: g * scale.astype(g.dtype), g)
         held = part(params, labels, name)

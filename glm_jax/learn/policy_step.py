@@ -7,7 +7,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float
 
 from glm_jax.learn import masked, optimizer, sao
-from glm_jax.learn.accumulate import Setup, accumulate, micro
+from glm_jax.learn.accumulate import Setup, accumulate, micro, zeros
 from glm_jax.learn.batch import LearnBatch
 from glm_jax.learn.forward import token_logp
 from glm_jax.learn.optimizer import INDEXER, MAIN, Learner
@@ -23,6 +23,7 @@ METRICS = (
     "rollout/logprob_gap_max",
     "rollout/k3",  # mean of r - 1 - log r, an estimate of KL(sampler ‖ trainer)
 )
+_COUNT, _GAP_MAX = "count", "rollout/logprob_gap_max"
 
 
 def update(
@@ -44,35 +45,37 @@ def update(
             top_p=1.0 if supervised else setup.top_p,
             train_indexer=train_indexer,
         )
-        weight, seen = 1.0, {}
+        weight, seen = 1.0, zeros((_COUNT, *METRICS))
         if not supervised:
             a = advantage[i]
             low, high = (config.clip_low, config.clip_high) if config.window else (jnp.inf, jnp.inf)
             weight = sao.weights(logp, b.behaviour_logp, a, low, high)
-            seen = _compare(jax.lax.stop_gradient(logp), b, a, low, high)
+            seen |= _compare(jax.lax.stop_gradient(logp), b, a, low, high)
         objective = masked.total(weight * logp, b.trainable)
         seen |= {
-            "count": jnp.sum(b.trainable, dtype=jnp.float32),
+            _COUNT: jnp.sum(b.trainable, dtype=jnp.float32),
             "policy/loss": -objective,
             "policy/entropy": masked.total(entropy, b.trainable),
             "policy/indexer_kl": kl,
         }
-        return config.indexer_kl * kl - objective, jax.lax.stop_gradient(seen)
+        seen = {k: jax.lax.stop_gradient(v).astype(jnp.float32) for k, v in seen.items()}
+        return config.indexer_kl * kl - objective, seen
 
     def of_micro_batch(i):
         grads, seen = jax.grad(loss, has_aux=True)(policy.params, i)
-        top = {"rollout/logprob_gap_max": seen.pop("rollout/logprob_gap_max")} if not supervised else {}
-        return grads, seen, {k: jnp.zeros((batch.tokens.shape[0],), v.dtype).at[i].set(v) for k, v in top.items()}
+        # A maximum does not add up: each micro-batch writes its own.
+        return grads, seen, no_gap.at[i].set(seen[_GAP_MAX])
 
-    grads, sums, tops = accumulate(batch.used, of_micro_batch)
-    count = jnp.maximum(sums.pop("count"), 1.0)
+    no_gap = jnp.zeros(batch.tokens.shape[0], jnp.float32)
+    nothing = (jax.tree.map(jnp.zeros_like, policy.params), zeros((_COUNT, *METRICS)), no_gap)
+    grads, sums, gap = accumulate(batch.used, of_micro_batch, nothing)
+    count = jnp.maximum(sums.pop(_COUNT), 1.0)
     grads = jax.tree.map(lambda g: g / count.astype(g.dtype), grads)
-    metrics = {k: v / count for k, v in sums.items()} | {k: jnp.max(v) for k, v in tops.items()}
+    metrics = {k: v / count for k, v in sums.items()} | {_GAP_MAX: jnp.max(gap)}
     parts = (MAIN, INDEXER) if train_indexer else (MAIN,)
     names = optimizer.labels(policy.params)
     policy, metrics["policy/grad_norm"] = optimizer.step(policy, grads, names, config.policy, lr, parts)
-    metrics = {k: jnp.asarray(metrics.get(k, 0.0), jnp.float32) for k in METRICS}
-    return policy.replace(version=policy.version + 1), metrics
+    return policy.replace(version=policy.version + 1), {k: v.astype(jnp.float32) for k, v in metrics.items()}
 
 
 def _compare(logp, b: LearnBatch, advantage, low: float, high: float) -> dict[str, Float[Array, ""]]:
@@ -83,6 +86,6 @@ def _compare(logp, b: LearnBatch, advantage, low: float, high: float) -> dict[st
         "policy/advantage_mean": masked.total(advantage, b.trainable),
         "policy/dis_masked_share": masked.total(1.0 - sao.in_window(r, low, high), b.trainable),
         "rollout/logprob_gap_mean": masked.total(gap, b.trainable),
-        "rollout/logprob_gap_max": masked.maximum(gap, b.trainable),
+        _GAP_MAX: masked.maximum(gap, b.trainable),
         "rollout/k3": masked.total(r - 1.0 - (logp - b.behaviour_logp), b.trainable),
     }

@@ -11,11 +11,11 @@ import jax.numpy as jnp
 from jax.sharding import Mesh
 
 from glm_jax.learn import optimizer
-from glm_jax.learn.accumulate import Setup
+from glm_jax.learn.accumulate import Setup, zeros
 from glm_jax.learn.batch import IDLE
 from glm_jax.learn.config import LearnConfig
 from glm_jax.learn.optimizer import INDEXER, MAIN, Learner
-from glm_jax.learn.update import learn
+from glm_jax.learn.update import learn, metric_names
 from glm_jax.model import transformer
 from glm_jax.model.config import ModelConfig
 from glm_jax.model.transformer import Transformer
@@ -46,8 +46,7 @@ def run_round(
         return (policy, critic), metrics
 
     learners = (state.policy, state.critic)
-    shapes = jax.eval_shape(step, learners)[1]
-    skip = lambda learners: (learners, jax.tree.map(lambda s: jnp.zeros(s.shape, s.dtype), shapes))  # noqa: E731
+    skip = lambda learners: (learners, zeros(metric_names(critic=state.critic is not None)))  # noqa: E731
     (policy, critic), metrics = jax.lax.cond(inbox.mode != IDLE, step, skip, learners)
     metrics = metrics | {f"sample/{k}": v.astype(jnp.float32) for k, v in dataclasses.asdict(usage).items()}
     metrics["sample/ticks"] = log.ticks.astype(jnp.float32)

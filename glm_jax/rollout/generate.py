@@ -42,9 +42,12 @@ def generate(
     the seed and i alone, not on the other prompts.
 
     Raises:
-        ValueError: for an empty prompt, a token outside the vocabulary, or more than 8 stop ids.
+        ValueError: for an empty prompt, a token outside the vocabulary, more than 8 stop ids, or a temperature or
+            top_p that is no such thing.
     """
     _check(prompts, config, max_new_tokens, stop)
+    if problems := RolloutConfig(temperature=temperature, top_p=top_p).check():
+        raise ValueError("; ".join(problems))
     if not prompts:
         return []
     window = _round_up(max(len(p) for p in prompts) + max_new_tokens, 32)

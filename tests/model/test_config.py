@@ -23,7 +23,10 @@ def test_defaults_are_those_of_the_public_implementation():
 
 
 def test_a_written_config_is_read_back_as_it_was():
-    for config in (tiny_config(n_group=2, topk_group=1, attention_bias=True, rope_theta=123.0), PRESETS["glm52_744b"]()):
+    for config in (
+        tiny_config(n_group=2, topk_group=1, attention_bias=True, rope_theta=123.0),
+        PRESETS["glm52_744b"](),
+    ):
         again = from_hf(json.loads(json.dumps(to_hf(config))))
         assert dataclasses.replace(again, initializer_range=config.initializer_range) == config
 

@@ -40,7 +40,7 @@ def plain():
 
 @pytest.mark.parametrize(
     "name, chunk, dense_columns, remat",
-    [("chunks", 8, 1024, False), ("gathered", 512, 4, False), ("gathered in chunks under remat", 8, 4, True)],
+    [("chunks under remat", 8, 1024, True), ("gathered in chunks", 8, 4, False)],
 )
 def test_every_path_gives_the_same_logits_loss_and_gradients(name, chunk, dense_columns, remat, monkeypatch):
     want = plain()  # before the constants change
@@ -51,12 +51,6 @@ def test_every_path_gives_the_same_logits_loss_and_gradients(name, chunk, dense_
         scale = float(jnp.max(jnp.abs(value))) + 1e-3
         np.testing.assert_allclose(got[leaf] / scale, value / scale, atol=2e-5, err_msg=f"{name}: {leaf}")
     assert all(np.abs(want[leaf]).max() > 0 for leaf in want if not leaf.endswith(".mlp.bias"))
-
-
-def test_remat_changes_no_gradient():
-    got = loss_and_gradient(dataclasses.replace(CONFIG, remat=True), random_params(CONFIG))
-    for leaf, value in plain().items():
-        np.testing.assert_allclose(got[leaf], value, rtol=1e-5, atol=1e-5, err_msg=leaf)
 
 
 def decode(config, view, tokens, prefill: int, chunk: int):
@@ -84,7 +78,6 @@ def test_decode_equals_the_full_forward_pass_with_layers_one_by_one_and_stacked(
     one_by_one = decode(config, transformer.unstack(params, config), tokens, 7, 4)
     np.testing.assert_allclose(one_by_one, want, atol=2e-5)
     if topk == 6:
-        np.testing.assert_allclose(decode(config, params, tokens, 7, 4), want, atol=2e-5)
         monkeypatch.setattr(caches, "DENSE_COLUMNS", 4)  # prefill that gathers, as long windows do
         np.testing.assert_allclose(decode(config, params, tokens, 7, 4), want, atol=2e-5)
 

@@ -38,7 +38,11 @@ def test_a_leafs_numbers_depend_on_its_place_and_the_seed_alone():
 
 
 def test_matrices_are_drawn_at_the_scale_asked_for_and_constants_are_constant():
-    leaves = {"w": Leaf((200, 100), (None, None), fan_in=200), "n": Leaf((9,), (None,), value=1.0), "z": Leaf((9,), (None,))}
+    leaves = {
+        "w": Leaf((200, 100), (None, None), fan_in=200),
+        "n": Leaf((9,), (None,), value=1.0),
+        "z": Leaf((9,), (None,)),
+    }
     for scale, want in ((None, 200**-0.5), (0.02, 0.02)):
         drawn = tree.initialise(leaves, jax.random.key(0), "float32", scale)
         assert float(jnp.std(drawn["w"])) == pytest.approx(want, rel=0.03)

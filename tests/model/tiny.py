@@ -42,6 +42,12 @@ def three_layers(**changes) -> ModelConfig:
     return tiny_config(num_hidden_layers=3, **{**types, **changes})
 
 
+def two_layers(**changes) -> ModelConfig:
+    """One dense layer that computes a selection and one of experts that shares it."""
+    types = dict(indexer_types=("full", "shared"), mlp_layer_types=("dense", "sparse"))
+    return tiny_config(num_hidden_layers=2, **{**types, **changes})
+
+
 def random_params(config: ModelConfig, seed: int = 0, critic: bool = False) -> transformer.Transformer:
     """Drawn with numpy, without a compile: matrices at fan-in^-1/2, norms and biases spread around their constant."""
     rng = np.random.default_rng(seed)

@@ -1,0 +1,59 @@
+"""A small GLM-5.2-shaped model learns to spell words backward and to add by SAO, on a laptop CPU."""
+
+from ml_collections import ConfigDict
+
+from glm_jax.config.strict import default_config
+from glm_jax.host.config import RunConfig
+
+
+def get_config() -> ConfigDict:
+    config = default_config(RunConfig)
+    config.model.preset = "small"
+    config.model.changes = {"index_topk": 8}  # below the window, so that attention is sparse
+    config.tasks.families = (
+        {
+            "name": "spell_backward",
+            "weight": 0.85,
+            "settings": {"min_word_len": 3, "max_word_len": 6},
+            "template": "{metadata[word]}>",
+        },
+        {
+            "name": "chain_sum",
+            "weight": 0.15,
+            "settings": {"min_terms": 2, "max_terms": 2, "min_digits": 1, "max_digits": 2},
+            "template": "{metadata[expression]}>",
+        },
+    )
+    config.tasks.train_size = 20_000
+    config.tasks.eval_size = 512
+
+    config.rollout.slots = 128
+    config.rollout.window = 16
+    config.rollout.ticks = 32
+    config.rollout.queue = 512
+    config.rollout.requests = 512
+    config.rollout.prefill_slots = 32
+    config.rollout.prefill_chunk = 8
+
+    config.learn.micro_batches = 3
+    config.learn.rows = 32
+    config.learn.length = 48
+    config.learn.indexer_kl = 0.1
+    config.staleness.tau = 0
+
+    config.sft.steps = 170
+    config.sft.batch = 128
+    config.sft.policy_lr.peak = 2e-3
+    config.sft.policy_lr.warmup = 20
+    config.value.steps = 40
+    config.value.batch = 256
+    config.value.critic_lr.peak = 2e-3
+    config.value.critic_lr.warmup = 10
+    config.rl.steps = 250
+    config.rl.batch = 256
+    config.rl.policy_lr.peak = 3e-4
+    config.rl.policy_lr.warmup = 5
+    config.rl.critic_lr.peak = 1e-3
+    config.eval.every = 50
+    config.checkpoint.every = 100
+    return config

@@ -1,0 +1,186 @@
+"""Model folders in the public layout: read and written byte for byte, and refused whole when they do not fit."""
+
+from __future__ import annotations
+
+import json
+import logging
+import shutil
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from safetensors.numpy import load_file, save_file
+
+import glm_jax
+from glm_jax.io.hf import CheckpointError
+from glm_jax.model.config import ModelConfigError
+from tests.model.tiny import named_leaves, random_params, three_layers
+
+GOLDEN = Path(__file__).parents[1] / "golden"
+WEIGHTS, INDEX = "model.safetensors", "model.safetensors.index.json"
+
+
+@pytest.fixture
+def folder(tmp_path) -> Path:
+    return Path(shutil.copytree(GOLDEN / "tiny", tmp_path / "tiny"))
+
+
+def tensors_of(folder: Path) -> dict[str, np.ndarray]:
+    if not (folder / INDEX).exists():
+        return load_file(folder / WEIGHTS)
+    where = json.loads((folder / INDEX).read_text())["weight_map"]
+    shards = {file: load_file(folder / file) for file in set(where.values())}
+    assert sorted(where) == sorted(name for shard in shards.values() for name in shard)
+    return {name: shards[file][name] for name, file in where.items()}
+
+
+def same_bytes(a: dict[str, np.ndarray], b: dict[str, np.ndarray]) -> bool:
+    assert a.keys() == b.keys()
+    return all(a[k].dtype == b[k].dtype and a[k].shape == b[k].shape and a[k].tobytes() == b[k].tobytes() for k in a)
+
+
+def edit(folder: Path, change) -> None:
+    tensors = load_file(folder / WEIGHTS)
+    change(tensors)
+    save_file(tensors, folder / WEIGHTS)
+
+
+@pytest.mark.parametrize("case", ["tiny", "padded", "all_full"])
+@pytest.mark.parametrize("shard_bytes", [5 << 30, 100_000])
+def test_every_tensor_comes_back_byte_for_byte(case, shard_bytes, tmp_path):
+    config, params = glm_jax.load(GOLDEN / case)
+    glm_jax.save(tmp_path / "out", config, params, shard_bytes=shard_bytes)
+    written = tensors_of(tmp_path / "out")
+    assert same_bytes(written, load_file(GOLDEN / case / WEIGHTS))
+    shards = list((tmp_path / "out").glob("*.safetensors"))
+    assert (len(shards) > 3 and (tmp_path / "out" / INDEX).exists()) == (shard_bytes == 100_000)
+    assert all(shard.stat().st_size < 1.2 * shard_bytes + 1e5 for shard in shards)
+    again_config, again = glm_jax.load(tmp_path / "out")
+    assert again_config == config
+    for name, leaf in named_leaves(params).items():
+        np.testing.assert_array_equal(named_leaves(again)[name], leaf, err_msg=name)
+
+
+def test_what_the_golden_files_do_not_have_comes_back_too(tmp_path):
+    config = three_layers(attention_bias=True, tie_word_embeddings=True, n_shared_experts=2, dtype="bfloat16")
+    params = random_params(config)
+    glm_jax.save(tmp_path / "out", config, params)
+    again_config, again = glm_jax.load(tmp_path / "out")
+    assert again_config.tie_word_embeddings and again.head is None
+    for name, leaf in named_leaves(params).items():
+        other = named_leaves(again)[name]
+        assert other.dtype == leaf.dtype and (other == leaf).all(), name
+    assert "lm_head.weight" not in load_file(tmp_path / "out" / WEIGHTS)
+    config_file = json.loads((tmp_path / "out/config.json").read_text())
+    assert config_file["model_type"] == "glm_moe_dsa" and config_file["dtype"] == "bfloat16"
+
+
+def test_a_dtype_can_be_asked_for_and_leaves_the_router_wide():
+    config, params = glm_jax.load(GOLDEN / "tiny", dtype="bfloat16")
+    assert config.dtype == "bfloat16"
+    wide = {name.rpartition(".")[2] for name, leaf in named_leaves(params).items() if leaf.dtype == jnp.float32}
+    assert wide == {"router", "bias"}
+
+
+def test_missing_unexpected_and_misshapen_tensors_are_one_error_that_lists_them_all(folder):
+    def change(tensors):
+        del tensors["model.layers.1.self_attn.indexer.wk.weight"]
+        del tensors["model.layers.4.mlp.experts.7.up_proj.weight"]
+        tensors["model.layers.2.self_attn.indexer.wk.weight"] = np.zeros((16, 40), np.float32)  # a shared layer
+        tensors["lm_head.weight"] = tensors["lm_head.weight"][:-1]
+        tensors["model.layers.3.mlp.gate.weight"] = tensors["model.layers.3.mlp.gate.weight"].T.copy()
+
+    edit(folder, change)
+    with pytest.raises(CheckpointError) as error:
+        glm_jax.load(folder)
+    lines = str(error.value).splitlines()
+    assert "5 tensors do not fit" in lines[0] and str(folder) in lines[0]
+    assert [line.strip() for line in lines[1:]] == [
+        "missing model.layers.1.self_attn.indexer.wk.weight (16, 40)",
+        "missing model.layers.4.mlp.experts.7.up_proj.weight (16, 40)",
+        "unexpected model.layers.2.self_attn.indexer.wk.weight (16, 40)",
+        "misshapen lm_head.weight: (255, 40) in the file, (256, 40) by the config",
+        "misshapen model.layers.3.mlp.gate.weight: (40, 8) in the file, (8, 40) by the config",
+    ]
+
+
+def test_the_draft_layer_and_rotary_buffers_are_passed_over_and_said_so(folder, caplog):
+    def change(tensors):
+        tensors["model.layers.6.enorm.weight"] = np.zeros(40, np.float32)
+        tensors["model.layers.0.self_attn.rotary_emb.inv_freq"] = np.zeros(4, np.float32)
+
+    edit(folder, change)
+    with caplog.at_level(logging.INFO):
+        glm_jax.load(folder)
+    assert "2 tensors of the draft (MTP) layer and rotary buffers are not read" in caplog.text
+    edit(folder, lambda tensors: tensors.update({"model.layers.7.enorm.weight": np.zeros(40, np.float32)}))
+    with pytest.raises(CheckpointError, match="unexpected model.layers.7.enorm.weight"):
+        glm_jax.load(folder)
+
+
+@pytest.mark.parametrize("size", [0, 7, 5_000, 500_000])
+def test_a_truncated_file_is_named(folder, size):
+    whole = (folder / WEIGHTS).read_bytes()
+    (folder / WEIGHTS).write_bytes(whole[:size])
+    with pytest.raises(CheckpointError, match=rf"{WEIGHTS} is damaged or truncated"):
+        glm_jax.load(folder)
+
+
+@pytest.mark.parametrize("text", ["{", "[]", "{}", '{"weight_map": 3}'])
+def test_a_damaged_index_is_named(folder, text):
+    (folder / INDEX).write_text(text)
+    with pytest.raises(CheckpointError, match=INDEX):
+        glm_jax.load(folder)
+
+
+def test_an_absent_shard_is_named(folder):
+    names = {name: "model-00001-of-00001.safetensors" for name in load_file(folder / WEIGHTS)}
+    (folder / INDEX).write_text(json.dumps({"weight_map": names}))
+    with pytest.raises(CheckpointError, match="lacks model-00001-of-00001.safetensors"):
+        glm_jax.load(folder)
+
+
+@pytest.mark.parametrize("text", ["{", "[]"])
+def test_a_damaged_config_is_named(folder, text):
+    (folder / "config.json").write_text(text)
+    with pytest.raises(CheckpointError, match="config.json"):
+        glm_jax.load(folder)
+
+
+def test_a_folder_without_config_or_without_weights_is_no_model(folder, tmp_path):
+    with pytest.raises(CheckpointError, match="holds no config.json"):
+        glm_jax.load(tmp_path)
+    (folder / WEIGHTS).unlink()
+    with pytest.raises(CheckpointError, match=f"lacks {WEIGHTS}"):
+        glm_jax.load(folder)
+
+
+def test_another_architecture_is_refused_by_name(folder):
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(config | {"model_type": "deepseek_v32"}))
+    with pytest.raises(ModelConfigError, match="model_type is 'deepseek_v32'"):
+        glm_jax.load(folder)
+
+
+@pytest.mark.parametrize("first, second", [(100_000, 5 << 30), (5 << 30, 100_000), (50_000, 200_000)])
+def test_saving_over_a_model_leaves_nothing_of_it(first, second, tmp_path):
+    config, params = glm_jax.load(GOLDEN / "tiny")
+    glm_jax.save(tmp_path / "out", config, jax.tree.map(jnp.zeros_like, params), shard_bytes=first)
+    (tmp_path / "out/tokenizer.json").write_text("kept")
+    glm_jax.save(tmp_path / "out", config, params, shard_bytes=second)
+    _, again = glm_jax.load(tmp_path / "out")
+    np.testing.assert_array_equal(again.embed, params.embed)
+    glm_jax.save(tmp_path / "fresh", config, params, shard_bytes=second)
+    fresh = {file.name for file in (tmp_path / "fresh").iterdir()}
+    assert {file.name for file in (tmp_path / "out").iterdir()} == fresh | {"tokenizer.json"}
+
+
+def test_what_an_interrupted_save_left_behind_does_not_enter_the_next(tmp_path):
+    config, params = glm_jax.load(GOLDEN / "tiny")
+    (tmp_path / "out.partial").mkdir()
+    (tmp_path / "out.partial" / INDEX).write_text("{}")
+    glm_jax.save(tmp_path / "out", config, params)
+    assert same_bytes(tensors_of(tmp_path / "out"), load_file(GOLDEN / "tiny" / WEIGHTS))
+    assert not (tmp_path / "out.partial").exists()

@@ -1,0 +1,93 @@
+"""Drives the sampler round by round, as a host would, and collects what every rollout sampled."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from functools import cache, partial
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from glm_jax.model.transformer import unstack
+from glm_jax.rollout import sampler, slots
+from glm_jax.rollout.config import RolloutConfig
+from glm_jax.rollout.requests import GOES_ON, Log, empty_requests
+from tests.model.tiny import random_params, two_layers
+
+MODEL = two_layers()
+WINDOW = 20
+SIZES = RolloutConfig(slots=3, window=WINDOW, ticks=6, queue=8, requests=8, prefill_slots=2, prefill_chunk=3)
+
+
+@cache
+def params():
+    return random_params(MODEL)
+
+
+@partial(jax.jit, static_argnums=0)
+def _round(sizes, state, requests, cancel):
+    state = slots.cancel(state, cancel)
+    state = state.replace(queue=slots.enqueue(state.queue, requests))
+    view = unstack(params(), MODEL)
+    return sampler.run(view, MODEL, sizes, state, jnp.int32(4), jnp.int32(11))
+
+
+class Driver:
+    """`logs` and `usages` of the rounds so far; `tokens`, `logp` and `ending` by rollout id."""
+
+    def __init__(self, sizes: RolloutConfig = SIZES):
+        self.sizes, self.state = sizes, slots.init(MODEL, sizes)
+        self.logs: list[Log] = []
+        self.usages: list[sampler.Usage] = []
+        self.tokens, self.logp, self.ending = defaultdict(list), defaultdict(list), {}
+
+    def round(self, requests=(), cancel=()) -> Log:
+        """One round. Each request is (rollout, tokens so far, limit) and, if given, more fields by name."""
+        rows = empty_requests(self.sizes.requests, WINDOW)
+        for i, (rollout, tokens, limit, *more) in enumerate(requests):
+            rows.tokens[i, : len(tokens)], rows.length[i] = tokens, len(tokens)
+            rows.rollout[i], rows.limit[i] = rollout, limit
+            for name, value in (more[0] if more else {}).items():
+                getattr(rows, name)[i] = value
+        rows = rows.replace(count=np.int32(len(requests)))
+        names = np.full(self.sizes.requests, -1, np.int32)
+        names[: len(cancel)] = cancel
+        self.state, log, usage = _round(self.sizes, self.state, rows, names)
+        log = jax.device_get(log)
+        self.logs.append(log)
+        self.usages.append(jax.device_get(usage))
+        for tick, slot in np.argwhere(log.rollout >= 0):
+            rollout = int(log.rollout[tick, slot])
+            assert rollout not in self.ending, f"rollout {rollout} has ended and samples on"
+            self.tokens[rollout].append(int(log.token[tick, slot]))
+            self.logp[rollout].append(float(log.logp[tick, slot]))
+            if log.ending[tick, slot] != GOES_ON:
+                self.ending[rollout] = int(log.ending[tick, slot])
+        return log
+
+    @property
+    def busy(self) -> bool:
+        return bool((self.state.slots.rollout >= 0).any() | (self.state.queue.requests.count > 0))
+
+    def finish(self, requests=()) -> Driver:
+        """Rounds until nothing is left, the requests sent as fast as the queue takes them."""
+        waiting = list(requests)
+        while waiting or self.busy:
+            room = min(self.sizes.requests, self.sizes.queue - int(self.state.queue.requests.count))
+            self.round(waiting[:room])
+            waiting = waiting[room:]
+        return self
+
+
+def prompts(count: int, seed: int = 0) -> list[list[int]]:
+    """Of 1 to 8 tokens."""
+    rng = np.random.default_rng(seed)
+    return [rng.integers(1, MODEL.vocab_size, rng.integers(1, 9)).tolist() for _ in range(count)]
+
+
+def some_requests(count: int = 10) -> list[tuple]:
+    """Rollouts of many lengths, temperatures and nuclei."""
+    settings = [dict(temperature=t, top_p=p) for t, p in ((1.0, 1.0), (0.7, 1.0), (0.0, 1.0), (1.3, 0.8))]
+    limits = [20, 9, 14, 12, 20, 10, 17]
+    return [(100 + i, p, limits[i % 7], settings[i % 4]) for i, p in enumerate(prompts(count))]

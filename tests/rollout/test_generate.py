@@ -1,0 +1,50 @@
+"""`generate`: completions by prompt, and prompts that cannot be completed."""
+
+from __future__ import annotations
+
+import pytest
+
+import glm_jax
+from glm_jax.rollout.config import RolloutConfig
+from tests.rollout.driver import MODEL, params, prompts
+
+
+def test_a_completion_does_not_depend_on_the_other_prompts_or_on_the_slots():
+    asked = prompts(5)
+    made = glm_jax.generate(params(), MODEL, asked, 6, temperature=1.0, seed=3, slots_at_once=2)
+    assert [len(one.tokens) for one in made] == [6] * 5 and all(len(one.logp) == 6 for one in made)
+    alone = glm_jax.generate(params(), MODEL, asked[:1], 6, temperature=1.0, seed=3)
+    assert alone[0].tokens == made[0].tokens
+    assert glm_jax.generate(params(), MODEL, asked[:1], 6, temperature=1.0, seed=4)[0].tokens != made[0].tokens
+    stop = made[0].tokens[2]
+    ended = glm_jax.generate(params(), MODEL, asked[:1], 6, temperature=1.0, seed=3, stop=[stop])
+    assert ended[0].tokens == made[0].tokens[: made[0].tokens.index(stop) + 1]
+
+
+def test_no_prompts_give_no_completions():
+    assert glm_jax.generate(params(), MODEL, [], 4) == []
+
+
+@pytest.mark.parametrize(
+    "change, told",
+    [
+        (dict(prompts=[[1], []]), "prompt 1 is empty"),
+        (dict(prompts=[[1, 64]]), r"prompt 0 holds tokens \[64\] outside the vocabulary of 64"),
+        (dict(prompts=[[-1]]), "outside the vocabulary"),
+        (dict(max_new_tokens=0), "max_new_tokens=0 must be at least 1"),
+        (dict(stop=list(range(9))), "9 stop ids given, at most 8"),
+        (dict(temperature=-1.0), "temperature=-1.0"),
+        (dict(top_p=0.0), "top_p=0.0"),
+    ],
+)
+def test_what_cannot_be_completed_is_told(change, told):
+    with pytest.raises(ValueError, match=told):
+        glm_jax.generate(params(), MODEL, **{**dict(prompts=[[1]], max_new_tokens=2), **change})
+
+
+def test_sizes_that_cannot_work_are_all_told():
+    wrong = RolloutConfig(slots=2, ticks=0, prefill_slots=3, temperature=-1.0, top_p=1.5).check()
+    told = " ".join(wrong)
+    assert len(wrong) == 4
+    assert all(word in told for word in ("ticks=0", "prefill_slots=3 exceeds slots=2", "temperature=-1.0", "top_p=1.5"))
+    assert RolloutConfig().check() == []

@@ -1,0 +1,94 @@
+"""Meshes and layouts: where each parameter lies for learning and for sampling, and what cannot be laid out."""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.sharding import PartitionSpec
+
+from glm_jax.model import transformer
+from glm_jax.model.config import glm52_744b
+from glm_jax.model.tree import Leaf
+from glm_jax.sharding import layout
+from glm_jax.sharding.handoff import handoff
+from glm_jax.sharding.mesh import LayoutError, MeshConfig, make_mesh
+from tests.model.tiny import named_leaves, random_params, three_layers
+
+CONFIG = three_layers()
+
+
+def specs(rules, mesh) -> dict[str, PartitionSpec]:
+    found = named_leaves(layout.shardings(transformer.abstract(CONFIG), rules, mesh))
+    return {name: sharding.spec for name, sharding in found.items()}
+
+
+def test_parameters_are_split_over_every_axis_for_learning():
+    found = specs(layout.LEARN, make_mesh(MeshConfig(fsdp=2, expert=2, tensor=2)))
+    assert found[".embed"] == PartitionSpec("tensor", ("data", "fsdp"))
+    assert found[".groups[0][0].attn.q_b"] == PartitionSpec(None, "tensor", None)
+    assert found[".groups[1][0].mlp.experts.gate_up"] == PartitionSpec(None, "expert", ("data", "fsdp"), None, "tensor")
+    assert found[".groups[1][0].mlp.router"] == PartitionSpec(None, ("data", "fsdp"), None)
+    assert found[".norm"] == PartitionSpec(None)
+
+
+def test_the_handoff_goes_from_one_layout_to_another_and_keeps_every_value():
+    mesh = make_mesh(MeshConfig(fsdp=4, tensor=2))
+    learn, sample = specs(layout.LEARN, mesh), specs(layout.SAMPLE, mesh)
+    moved = {name for name in learn if learn[name] != sample[name]}
+    assert {".embed", ".head", ".groups[0][0].attn.q_a", ".groups[1][0].mlp.router"} <= moved
+    assert ".groups[0][0].attn.q_b" not in moved, "what no data axis splits stays where it is"
+    params = jax.device_put(random_params(CONFIG), layout.shardings(transformer.abstract(CONFIG), layout.LEARN, mesh))
+    view = jax.jit(lambda p: handoff(p, CONFIG, mesh))(params)
+    assert params.embed.sharding.shard_shape((64, 32)) == (32, 8)
+    assert view.embed.sharding.shard_shape((64, 32)) == (32, 32)
+    want = transformer.unstack(random_params(CONFIG), CONFIG)
+    assert jax.tree.structure(view) == jax.tree.structure(want) and len(view.groups) == 3
+    for a, b in zip(jax.tree.leaves(view), jax.tree.leaves(want), strict=True):
+        np.testing.assert_array_equal(a, b)
+
+
+def test_experts_stay_on_their_devices_where_only_the_expert_axis_splits():
+    mesh = make_mesh(MeshConfig(expert=4, tensor=2))
+    learn, sample = specs(layout.LEARN, mesh), specs(layout.SAMPLE, mesh)
+    shape = {name: leaf.shape for name, leaf in named_leaves(random_params(CONFIG)).items()}
+    for name in (n for n in learn if ".experts." in n):
+        parts = [jax.sharding.NamedSharding(mesh, s[name]).shard_shape(shape[name]) for s in (learn, sample)]
+        assert parts[0] == parts[1] and parts[0][1] == 1
+
+
+def test_the_released_model_lies_on_meshes_of_eight():
+    leaves = transformer.abstract(glm52_744b())
+    for axes in (dict(fsdp=8), dict(expert=8), dict(data=2, expert=2, tensor=2)):
+        for rules in (layout.LEARN, layout.SAMPLE):
+            assert layout.shardings(leaves, rules, make_mesh(MeshConfig(**axes)))
+
+
+def test_a_dimension_that_does_not_divide_is_named_with_its_size():
+    leaves = transformer.abstract(three_layers(n_routed_experts=6))
+    with pytest.raises(LayoutError, match=r"mlp.*dimension of 6 that does not divide over expert \(4 devices\)"):
+        layout.shardings(leaves, layout.LEARN, make_mesh(MeshConfig(expert=4)))
+    with pytest.raises(LayoutError, match=r"\.embed has a dimension of 63 .* tensor \(2 devices\)"):
+        layout.shardings(
+            transformer.abstract(three_layers(vocab_size=63)), layout.LEARN, make_mesh(MeshConfig(tensor=2))
+        )
+
+
+def test_two_dimensions_of_one_leaf_never_claim_one_mesh_axis():
+    leaf = {"w": Leaf((4, 4), ("head", "mlp"), fan_in=4)}
+    with pytest.raises(LayoutError, match=r"\['w'\].*claim one mesh axis twice"):
+        layout.shardings(leaf, layout.LEARN, make_mesh(MeshConfig(tensor=2)))
+
+
+def test_rows_are_split_over_data_fsdp_and_expert():
+    mesh = make_mesh(MeshConfig(data=2, fsdp=2, expert=2))
+    assert MeshConfig(data=2, fsdp=2, expert=2).rows == 8
+    array = jax.device_put(jnp.zeros((3, 16, 5)), layout.rows(mesh, 1))
+    assert array.sharding.shard_shape(array.shape) == (3, 2, 5)
+
+
+def test_a_mesh_of_more_devices_than_there_are_is_refused_by_its_axes():
+    with pytest.raises(LayoutError, match=r"the mesh \(fsdp 8 × tensor 2\) needs 16 devices, 8 are there"):
+        make_mesh(MeshConfig(fsdp=8, tensor=2))
+    assert MeshConfig(data=0, tensor=-1).check() == ["data=0 must be at least 1", "tensor=-1 must be at least 1"]
