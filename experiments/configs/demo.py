@@ -14,7 +14,7 @@ def get_config() -> ConfigDict:
         {
             "name": "spell_backward",
             "weight": 0.85,
-            "settings": {"min_word_len": 3, "max_word_len": 6},
+            "settings": {"min_word_len": 3, "max_word_len": 7},
             "template": "{metadata[word]}>",
         },
         {
@@ -41,17 +41,18 @@ def get_config() -> ConfigDict:
     config.learn.indexer_kl = 0.1
     config.staleness.tau = 0
 
-    config.sft.steps = 170
+    config.sft.steps = 260
     config.sft.batch = 128
     config.sft.policy_lr.peak = 2e-3
     config.sft.policy_lr.warmup = 20
+    config.sft.policy_lr.shape = "cosine"
     config.value.steps = 40
     config.value.batch = 256
     config.value.critic_lr.peak = 2e-3
     config.value.critic_lr.warmup = 10
-    config.rl.steps = 250
+    config.rl.steps = 300
     config.rl.batch = 256
-    config.rl.policy_lr.peak = 3e-4
+    config.rl.policy_lr.peak = 5e-4
     config.rl.policy_lr.warmup = 5
     config.rl.critic_lr.peak = 1e-3
     config.eval.every = 50

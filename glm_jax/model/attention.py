@@ -1,6 +1,6 @@
 """Multi-head latent attention (MLA) over selected keys.
 
-A cache row is latent ‖ rope key: [R + P] numbers per token for all heads. Two forms of the same algebra: *expanded*
+A cache row is latent ‖ rope key: RP = R + P numbers per token for all heads. Two forms of the same algebra: *expanded*
 (keys and values of every head made from the latents, dense scores under a mask) and *absorbed* (queries carried into
 the latent space, so attention reads cache rows as they are, and only the selected ones).
 """
@@ -73,7 +73,7 @@ def queries(
     return q_nope, rope(q_rope, cos[:, :, None], sin[:, :, None])
 
 
-def rows(p: Attention, config: ModelConfig, x, cos, sin) -> Float[Array, "B S R+P"]:
+def rows(p: Attention, config: ModelConfig, x, cos, sin) -> Float[Array, "B S RP"]:
     """Cache rows: the normed latent, then the rotated key that all heads share."""
     latent, k_rope = jnp.split(_biased(linear(x, p.kv_a), p.kv_a_bias), [config.kv_lora_rank], axis=-1)
     return jnp.concatenate([rms_norm(latent, p.kv_norm, config.latent_norm_eps), rope(k_rope, cos, sin)], axis=-1)
@@ -89,7 +89,7 @@ def _biased(x, bias):
 
 
 def expanded(
-    p: Attention, config: ModelConfig, q_nope, q_rope, kv: Float[Array, "B T R+P"], mask: Bool[Array, "B S T"]
+    p: Attention, config: ModelConfig, q_nope, q_rope, kv: Float[Array, "B T RP"], mask: Bool[Array, "B S T"]
 ) -> tuple[Float[Array, "B S H U"], Float[Array, "B H S T"]]:
     """Dense attention under a mask; also returns the probabilities. A query that sees nothing gets zeros."""
     latent, k_rope = jnp.split(kv, [config.kv_lora_rank], axis=-1)
@@ -102,7 +102,7 @@ def expanded(
     return jnp.einsum("bhst,bhtu->bhsu", prob.astype(v.dtype), v).swapaxes(1, 2), prob
 
 
-Gather = Callable[[Int[Array, "B K"]], Float[Array, "B K R+P"]]
+Gather = Callable[[Int[Array, "B K"]], Float[Array, "B K RP"]]
 
 
 def absorbed(
@@ -130,7 +130,7 @@ def absorbed(
     return jnp.einsum("bshr,rhu->bshu", out, p.v_b.astype(out.dtype)), prob
 
 
-def gather_from(kv: Float[Array, "B T R+P"]) -> Gather:
+def gather_from(kv: Float[Array, "B T RP"]) -> Gather:
     """Reads rows by column, one row of indices per batch row."""
     return lambda index: jnp.take_along_axis(kv, index[..., None], axis=1, mode="promise_in_bounds")
 

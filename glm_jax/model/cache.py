@@ -20,7 +20,7 @@ class Caches:
     A latent row and its rope key stand side by side: a decode step gathers both with one read.
     """
 
-    row: Float[Array, "L B T R+P"]  # latent ‖ rope key
+    row: Float[Array, "L B T RP"]  # latent ‖ rope key
     index_key: Float[Array, "F B T X"]  # of the F computing layers
 
 

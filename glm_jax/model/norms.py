@@ -43,7 +43,7 @@ def rope(x: Float[Array, "... P"], cos: Float[Array, "... p"], sin: Float[Array,
     return jnp.concatenate([first * cos - second * sin, second * cos + first * sin], axis=-1)
 
 
-def linear(x: Float[Array, "... I"], weight: Float[Array, "I *O"]) -> Float[Array, "... *O"]:
-    """x · weight over x's last axis, in two dimensions: XLA's weight gradient on a CPU is then twice as fast."""
+def linear(x: Float[Array, "*B I"], weight: Float[Array, "I *O"]) -> Float[Array, "..."]:
+    """x · weight over x's last axis: [*B, *O], in two dimensions: its weight gradient on a CPU is then twice as fast."""
     out = x.reshape(-1, x.shape[-1]) @ weight.astype(x.dtype).reshape(weight.shape[0], -1)
     return out.reshape(*x.shape[:-1], *weight.shape[1:])

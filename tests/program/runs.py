@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from functools import cache
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
 from glm_jax.learn.batch import IDLE, RL, SFT, VALUE, LearnBatch, empty_batch
@@ -16,7 +17,7 @@ from glm_jax.program.state import RunState
 from glm_jax.rollout.config import RolloutConfig
 from glm_jax.rollout.requests import Log, empty_requests
 from glm_jax.sharding.mesh import MeshConfig, make_mesh
-from tests.model.tiny import random_params, three_layers
+from tests.model.tiny import named_leaves, random_params, three_layers
 
 MODEL = three_layers()
 ROLLOUT = RolloutConfig(
@@ -90,12 +91,12 @@ class Run:
     logs: list[Log] = field(default_factory=list)
     metrics: list[dict[str, float]] = field(default_factory=list)
     seen: dict[str, RunState] = field(default_factory=dict)  # states as numpy, by the round they followed
+    twin: Log | None = None  # of the first RL round, had it not learned
+    kept: list[str] = field(default_factory=list)  # leaves of a state that outlived the round it was given to
 
     def round(self, name: str, box: Inbox) -> None:
-        before = self.state
-        self.state, outbox = self.program.round(before, box)
+        self.state, outbox = self.program.round(self.state, box)
         outbox = jax.device_get(outbox)
-        self.donated = all(leaf.is_deleted() for leaf in jax.tree.leaves(before))
         self.logs.append(outbox.log)
         self.metrics.append({k: float(v) for k, v in outbox.metrics.items()})
         self.seen[name] = jax.device_get(self.state)
@@ -105,13 +106,14 @@ MODES = ["idle", "idle", "rl", "idle", "sft", "value", "rl", "idle"]
 
 
 def scenario(program: Program) -> Run:
-    """Samples twelve rollouts over two rounds, learns from them by RL, samples on, then SFT, a new critic, value, RL."""
+    """Samples twelve rollouts over two rounds, learns from them by RL, samples on; SFT, a new critic, value, RL."""
     run = Run(program, program.init(3))
     run.seen["start"] = jax.device_get(run.state)
     run.round("sampling", inbox(prompts()))
     run.round("still sampling", inbox())
     batch = to_batch(sampled(run.logs))
     more = [(rollout + 100, prompt, limit) for rollout, prompt, limit in prompts()]
+    run.twin = jax.device_get(program.round(jax.tree.map(jnp.copy, run.state), inbox(more))[1].log)
     run.round("rl", inbox(more, batch, RL))
     run.round("sampling with new weights", inbox())
     run.round("sft", inbox((), batch, SFT))
@@ -122,6 +124,10 @@ def scenario(program: Program) -> Run:
     run.seen["reset"] = jax.device_get(run.state)
     run.round("rl again", inbox(more[:3], batch, RL))
     run.round("end", inbox())
+    # A state that nobody has looked at: on a CPU numpy would share its memory, which then cannot be donated.
+    unseen, _ = program.round(run.state, inbox())
+    run.state, _ = program.round(unseen, inbox())
+    run.kept = [name for name, leaf in named_leaves(unseen).items() if not leaf.is_deleted()]
     return run
 
 

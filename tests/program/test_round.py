@@ -15,14 +15,13 @@ from glm_jax.sharding.mesh import LayoutError
 from tests.model.tiny import named_leaves, three_layers
 from tests.program.runs import LEARN, MODEL, MODES, ROLLOUT, inbox, on_one_device, program, prompts, sampled
 
-
 ROUNDS = ["sampling", "still sampling", "rl", "sampling with new weights", "sft", "value", "rl again", "end"]
 
 
 def test_every_mode_runs_in_one_compiled_program_and_donates_its_state():
     run = on_one_device()
     assert run.program.round._cache_size() == 1
-    assert run.donated
+    assert run.kept == []
     assert len(run.logs) == len(ROUNDS) == len(MODES)
 
 
@@ -33,14 +32,11 @@ def test_the_tokens_of_a_round_carry_the_version_before_its_update():
     assert int(run.logs[2].ticks) > 0, "the first RL round samples too"
 
 
-def test_tokens_of_a_round_that_learns_are_sampled_before_it_learns():
-    """In the first RL round the same prompts as at the start are sampled under the same weights and numbers."""
+def test_a_round_that_learns_samples_what_it_would_have_sampled_without_learning():
     run = on_one_device()
-    first, with_learning = sampled(run.logs[:1]), sampled(run.logs[2:3])
-    ids = {rollout: rollout + 100 for rollout in first if rollout + 100 in with_learning}
-    assert len(ids) >= 8
-    other_numbers = [first[a][0][0] != with_learning[b][0][0] for a, b in ids.items()]
-    assert any(other_numbers), "another rollout draws other numbers"
+    assert int(run.twin.ticks) > 0
+    for learning, idle in zip(*map(jax.tree.leaves, (run.logs[ROUNDS.index("rl")], run.twin)), strict=True):
+        np.testing.assert_array_equal(learning, idle)
 
 
 def test_each_mode_moves_its_learner_alone():
@@ -144,5 +140,5 @@ def test_optimizer_state_lies_where_its_parameters_lie():
         where = named_leaves(learner.params)
         for moments in (learner.opt_state[MAIN][0].mu, learner.opt_state[MAIN][0].nu):
             found = named_leaves(moments)
-            assert len(found) > 15 and all(where[name] == sharding for name, sharding in found.items())
+            assert len(found) > 10 and all(where[name] == sharding for name, sharding in found.items())
     assert MODEL.num_hidden_layers == 3
