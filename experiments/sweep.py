@@ -1,6 +1,6 @@
 """Runs one config under several settings and seeds, one after another, and tables what came of it.
 
-    python experiments/sweep.py --config experiments/configs/staleness.py --workdir runs/staleness \\
+    python experiments/sweep.py --config experiments/configs/demo.py --workdir runs/staleness --set rl.steps=75 \\
         --vary staleness.tau=4,16 --vary learn.window=True,False --seeds 0,1,2 --json experiments/results/staleness.json
 
 A run whose workdir is finished is not made again, so an interrupted sweep goes on where it stopped.

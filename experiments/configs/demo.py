@@ -14,14 +14,14 @@ def get_config() -> ConfigDict:
         {
             "name": "spell_backward",
             "weight": 0.85,
-            "settings": {"min_word_len": 3, "max_word_len": 7},
-            "template": "{metadata[word]}>",
+            "settings": {"min_word_len": 3, "max_word_len": 6},
+            "template": "{metadata[word]}->",
         },
         {
             "name": "chain_sum",
             "weight": 0.15,
             "settings": {"min_terms": 2, "max_terms": 2, "min_digits": 1, "max_digits": 2},
-            "template": "{metadata[expression]}>",
+            "template": "{metadata[expression]}=",
         },
     )
     config.tasks.train_size = 20_000
@@ -41,8 +41,8 @@ def get_config() -> ConfigDict:
     config.learn.indexer_kl = 0.1
     config.staleness.tau = 0
 
-    config.sft.steps = 260
-    config.sft.batch = 128
+    config.sft.steps = 190
+    config.sft.batch = 192
     config.sft.policy_lr.peak = 2e-3
     config.sft.policy_lr.warmup = 20
     config.sft.policy_lr.shape = "cosine"
@@ -52,7 +52,7 @@ def get_config() -> ConfigDict:
     config.value.critic_lr.warmup = 10
     config.rl.steps = 300
     config.rl.batch = 256
-    config.rl.policy_lr.peak = 5e-4
+    config.rl.policy_lr.peak = 3e-4
     config.rl.policy_lr.warmup = 5
     config.rl.critic_lr.peak = 1e-3
     config.eval.every = 50

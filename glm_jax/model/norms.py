@@ -44,6 +44,6 @@ def rope(x: Float[Array, "... P"], cos: Float[Array, "... p"], sin: Float[Array,
 
 
 def linear(x: Float[Array, "*B I"], weight: Float[Array, "I *O"]) -> Float[Array, "..."]:
-    """x · weight over x's last axis: [*B, *O], in two dimensions: its weight gradient on a CPU is then twice as fast."""
+    """x · weight over the last axis, to [*B, *O], in two dimensions: twice as fast a weight gradient on a CPU."""
     out = x.reshape(-1, x.shape[-1]) @ weight.astype(x.dtype).reshape(weight.shape[0], -1)
     return out.reshape(*x.shape[:-1], *weight.shape[1:])

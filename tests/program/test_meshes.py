@@ -17,7 +17,6 @@ MESHES = {
     "data=8": dict(data=8),
     "fsdp=8": dict(fsdp=8),
     "fsdp=4 tensor=2": dict(fsdp=4, tensor=2),
-    "data=2 expert=2 tensor=2": dict(data=2, expert=2, tensor=2),
 }
 
 

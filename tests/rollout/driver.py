@@ -74,6 +74,7 @@ class Driver:
         """Rounds until nothing is left, the requests sent as fast as the queue takes them."""
         waiting = list(requests)
         while waiting or self.busy:
+            assert len(self.logs) < 500, "the sampler goes on for ever"
             room = min(self.sizes.requests, self.sizes.queue - int(self.state.queue.requests.count))
             self.round(waiting[:room])
             waiting = waiting[room:]

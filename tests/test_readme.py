@@ -1,0 +1,86 @@
+"""Every command of the README runs, at smoke size."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parent.parent
+SMALL = [
+    f"--config.{k}" for k in ("sft.steps=3", "value.steps=1", "rl.steps=2", "tasks.train_size=600", "tasks.eval_size=8")
+]
+BATCH = [f"--config.{k}" for k in ("sft.batch=8", "value.batch=8", "rl.batch=8", "rollout.slots=8", "learn.rows=8")]
+TINY = [*SMALL, *BATCH, "--config.rollout.prefill_slots=8"]
+# What makes a command small, by how it begins; None marks what the rest of CI runs (or cannot run here), and why.
+SMOKE: dict[str, list[str] | None] = {
+    "make demo": None,  # its config at smoke size is the train command below
+    "make test": None,  # .ci/run
+    "pip install": None,  # needs an accelerator
+    "glm-jax train": TINY,
+    "glm-jax eval": TINY,
+    "glm-jax generate": ["--max_new_tokens=4"],
+    "glm-jax bench rl": ["--smoke", "--repeats=1"],
+    "glm-jax bench critic": [*TINY, "--rollouts=16", "--config.rl.steps=0"],
+    "python experiments/sweep.py": [],
+}
+
+
+def commands() -> list[str]:
+    """The lines of the README's shell blocks, without their comments."""
+    blocks = re.findall(r"```sh\n(.*?)```", (ROOT / "README.md").read_text(), flags=re.S)
+    lines = [line for block in blocks for line in block.splitlines()]
+    return [shlex.join(shlex.split(line, comments=True)) for line in lines if line.strip()]
+
+
+def smoke(command: str) -> list[str] | None:
+    """The command at smoke size, as this Python runs it; None where something else runs it."""
+    name = max((k for k in SMOKE if command.startswith(k)), key=len, default=None)
+    assert name is not None, f"the README shows {command!r}, which no smoke size is known for: add it to SMOKE"
+    extra = SMOKE[name]
+    if extra is None:
+        return None
+    words = shlex.split(command)
+    start = [sys.executable] if words[0] == "python" else [sys.executable, "-m", "glm_jax"]
+    if words[0] == "python":
+        small = ["--set", "rl.steps=1", *(w for o in TINY for w in ("--set", o.removeprefix("--config.")))]
+        small += ["--set", "rl.batch=4", "--set", "value.batch=4"]  # tau = 16 is in the sweep: less in flight
+        return [*start, *words[1:], *small, "--seeds", "0"]
+    return [*start, *words[1:], *extra]
+
+
+def test_every_command_of_the_readme_has_a_smoke_size():
+    assert len(commands()) > 8
+    for command in commands():
+        smoke(command)
+
+
+@pytest.mark.rollout
+def test_the_commands_of_the_readme_run(tmp_path):
+    """In order and in one folder, as a reader would; a value run for `bench critic` is made first."""
+    (tmp_path / "experiments").symlink_to(ROOT / "experiments")
+    questions = [{"question": f"say {word}{i}", "answer": word} for i in range(20) for word in ("yes", "no")]
+    (tmp_path / "tasks.jsonl").write_text("\n".join(map(json.dumps, questions)))
+    (tmp_path / "my_rewards.py").write_text(
+        "def score(completion, task):\n    return float(completion == task['answer'])\n"
+    )
+    env = {k: v for k, v in os.environ.items() if k != "XLA_FLAGS"}
+    env |= {
+        "PYTHONPATH": str(tmp_path),
+        "JAX_PLATFORMS": "cpu",
+        "XLA_FLAGS": "--xla_force_host_platform_device_count=4",
+    }
+    value_run = "glm-jax train --config experiments/configs/demo.py --workdir runs/value --config.rl.steps=0"
+    for command in [value_run, *commands()]:
+        if (small := smoke(command)) is None:
+            continue
+        if command is value_run:
+            small += ["--config.rl.steps=0"]
+        done = subprocess.run(small, cwd=tmp_path, env=env, capture_output=True, text=True, timeout=300)
+        assert done.returncode == 0, f"{command}\n{shlex.join(small)}\n{done.stdout[-2000:]}\n{done.stderr[-3000:]}"
