@@ -18,6 +18,17 @@ def reasoning_gym_score(completion: str, task: dict) -> float:
 reasoning_gym_score.prepare = load_gym
 
 
+def exact_and_partial(completion: str, task: dict) -> float:
+    """Half for an exact match, half by the family's own scorer: partial credit guides, being right decides.
+
+    reasoning-gym's scorers alone forgive what follows a right beginning, which teaches a policy not to stop.
+    """
+    return 0.5 * exact_match(completion, task["answer"]) + 0.5 * reasoning_gym_score(completion, task)
+
+
+exact_and_partial.prepare = load_gym
+
+
 def answer_score(completion: str, task: dict) -> float:
     """1 where the completion equals the task's answer, else 0. Raises ValueError for a task without an answer."""
     if task["answer"] is None:

@@ -6,7 +6,7 @@ import dataclasses
 
 import pytest
 
-from glm_jax.data.scoring import answer_score, exact_match, reasoning_gym_score
+from glm_jax.data.scoring import answer_score, exact_and_partial, exact_match, reasoning_gym_score
 from glm_jax.data.tasks import FamilyConfig, TaskConfig, make_tasks
 
 
@@ -18,6 +18,9 @@ def test_the_familys_scorer_gives_partial_credit_where_exact_match_gives_none():
     near = task.answer[:-1] + ("x" if task.answer[-1] != "x" else "y")
     assert reasoning_gym_score(near, asked) == pytest.approx(0.75) and not exact_match(near, task.answer)
     assert reasoning_gym_score("", asked) == 0.0
+    assert exact_and_partial(task.answer, asked) == 1.0
+    assert exact_and_partial(near, asked) == pytest.approx(0.375)
+    assert exact_and_partial(task.answer + "x", asked) <= 0.5 < reasoning_gym_score(task.answer + "x", asked)
 
 
 def test_exact_match_knows_case_and_a_missing_answer_is_never_matched():
