@@ -42,11 +42,10 @@ def get_config() -> ConfigDict:
     config.learn.indexer_kl = 0.1
     config.staleness.tau = 0
 
-    config.sft.steps = 220
+    config.sft.steps = 165
     config.sft.batch = 192
     config.sft.policy_lr.peak = 2e-3
     config.sft.policy_lr.warmup = 20
-    config.sft.policy_lr.shape = "cosine"
     config.value.steps = 40
     config.value.batch = 256
     config.value.critic_lr.peak = 2e-3

@@ -26,10 +26,10 @@ def params():
 
 
 @partial(jax.jit, static_argnums=0)
-def _round(sizes, state, requests, cancel):
+def _round(sizes, params, state, requests, cancel):
     state = slots.cancel(state, cancel)
     state = state.replace(queue=slots.enqueue(state.queue, requests))
-    view = unstack(params(), MODEL)
+    view = unstack(params, MODEL)
     return sampler.run(view, MODEL, sizes, state, jnp.int32(4), jnp.int32(11))
 
 
@@ -53,7 +53,7 @@ class Driver:
         rows = rows.replace(count=np.int32(len(requests)))
         names = np.full(self.sizes.requests, -1, np.int32)
         names[: len(cancel)] = cancel
-        self.state, log, usage = _round(self.sizes, self.state, rows, names)
+        self.state, log, usage = _round(self.sizes, params(), self.state, rows, names)
         log = jax.device_get(log)
         self.logs.append(log)
         self.usages.append(jax.device_get(usage))
