@@ -42,7 +42,7 @@ def get_config() -> ConfigDict:
     config.learn.indexer_kl = 0.1
     config.staleness.tau = 0
 
-    config.sft.steps = 165
+    config.sft.steps = 140
     config.sft.batch = 192
     config.sft.policy_lr.peak = 2e-3
     config.sft.policy_lr.warmup = 20
