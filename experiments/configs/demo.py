@@ -13,13 +13,13 @@ def get_config() -> ConfigDict:
     config.tasks.families = (
         {
             "name": "spell_backward",
-            "weight": 0.75,
+            "weight": 0.8,
             "settings": {"min_word_len": 3, "max_word_len": 6},
             "template": "{metadata[word]}->",
         },
         {
             "name": "chain_sum",
-            "weight": 0.25,
+            "weight": 0.2,
             "settings": {"min_terms": 2, "max_terms": 2, "min_digits": 1, "max_digits": 2},
             "template": "{metadata[expression]}=",
         },
@@ -42,7 +42,7 @@ def get_config() -> ConfigDict:
     config.learn.indexer_kl = 0.1
     config.staleness.tau = 0
 
-    config.sft.steps = 140
+    config.sft.steps = 125
     config.sft.batch = 192
     config.sft.policy_lr.peak = 2e-3
     config.sft.policy_lr.warmup = 20
