@@ -16,7 +16,7 @@ METRICS = (
     "policy/loss",  # SFT: cross-entropy; RL: -mean of w·logπ, whose value means little and whose gradient is SAO's
     "policy/grad_norm",
     "policy/entropy",
-    "policy/indexer_kl",
+    "policy/indexer_kl",  # Σ over all tokens, per trainable one
     "policy/advantage_mean",
     "policy/dis_masked_share",  # tokens outside the window
     "rollout/logprob_gap_mean",  # |logπ of the trainer - logπ of the sampler|

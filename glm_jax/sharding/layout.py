@@ -23,7 +23,7 @@ LEARN: Rules = {
     "expert": "expert",
     "layer": None,
 }
-# Experts where LEARN has them, so that most weights stay in place; the rest whole on every row of devices.
+# Experts, heads and widths stay on the devices that have them; what LEARN splits over data and fsdp is gathered.
 SAMPLE: Rules = {**LEARN, "embed": None}
 ROWS = ("data", "fsdp", "expert")  # what slots and batch rows are split over
 
