@@ -133,6 +133,11 @@ class RunConfig:
                 f"value.steps is {self.value.steps}, but learn.advantage = {self.learn.advantage!r} has no critic to "
                 "train: set value.steps to 0, or learn.advantage to 'sao'"
             )
+        problems += [
+            f"{name}.until is {getattr(self, name).until}, but only sft ends by its loss: set it to None"
+            for name in (VALUE, RL)
+            if getattr(self, name).until is not None
+        ]
         rates = {SFT: ["policy_lr"], VALUE: ["critic_lr"], RL: ["policy_lr", "critic_lr"]}
         for stage in self.laid_out:
             for rate in rates[stage.name]:

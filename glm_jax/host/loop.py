@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import math
 import time
+from collections import deque
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, Protocol
@@ -20,7 +21,7 @@ from glm_jax.host.material import Examples, Prompts
 from glm_jax.host.rollouts import REJECTED, TRAIN, TRAINED, Rollout
 from glm_jax.host.router import Choice, StalenessConfig, Unit, choose, most_units
 from glm_jax.host.sampling import Sampling
-from glm_jax.host.stages import RL, SFT, VALUE, Stage, learning_rate, stage_at
+from glm_jax.host.stages import RL, SFT, SMOOTHED, VALUE, Stage, learning_rate, stage_at
 from glm_jax.learn.batch import MODES
 from glm_jax.report.plots import Sample
 
@@ -92,6 +93,7 @@ class Loop:
         self.device.round = host.get("round", 0)
         self.meter = Meter(host.get("elapsed", 0.0))
         self.evaluation: Evaluation | None = None
+        self.losses = deque(host.get("losses", ()), maxlen=SMOOTHED)  # of the last SFT steps
         self.samples = [Sample(**sample) for sample in host.get("samples", ())]  # of the last evaluation
         self.progress = time.monotonic()
         self._told: tuple[int, ...] = ()
@@ -260,6 +262,19 @@ class Loop:
             _check_finite(learning.step, values)
             values = self.meter.row() | ledger_figures(self.ledger.book) | values
             self.reporter.write(learning.step, values)
+            if learning.mode == MODES[SFT]:
+                self._end_sft_early(values["policy/loss"])
+
+    def _end_sft_early(self, loss: float) -> None:
+        """Moves on to the next stage once the loss has come down to what the config asks for."""
+        self.losses.append(loss)
+        stage = stage_at(self.plan.stages, self.step)
+        if stage is None or stage.name != SFT or stage.config.until is None or len(self.losses) < SMOOTHED:
+            return
+        mean = sum(self.losses) / SMOOTHED
+        if mean <= stage.config.until:
+            logger.info("sft ends at step %d: its loss is %.4f, until = %g", self.step, mean, stage.config.until)
+            self.step = stage.start + stage.config.steps
 
     def _settle(self, scored: Sequence[Rollout]) -> None:
         if scored:
@@ -334,6 +349,7 @@ class Loop:
             "prompts": self.prompts.position,
             "examples": self.examples.state(),
             "baseline": self.baseline.state(),
+            "losses": list(self.losses),
             "elapsed": self.meter.elapsed,
             "samples": [asdict(sample) for sample in self.samples],
         }

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 SFT, VALUE, RL = "sft", "value", "rl"
+SMOOTHED = 10  # losses that `until` looks at together
 STAGES = (SFT, VALUE, RL)
 
 
@@ -32,12 +33,17 @@ class ScheduleConfig:
 
 @dataclass(frozen=True)
 class StageConfig:
-    """One stage: `steps` updates of `batch` rollouts (of examples, in sft) each."""
+    """One stage: `steps` updates of `batch` rollouts (of examples, in sft) each.
+
+    `until` (sft only) ends the stage early, once the loss of SMOOTHED steps is at most that on average: seeds learn at
+    different speeds, and what comes after wants equals to start from.
+    """
 
     steps: int = 0
     batch: int = 1
     policy_lr: ScheduleConfig = field(default_factory=ScheduleConfig)
     critic_lr: ScheduleConfig = field(default_factory=ScheduleConfig)
+    until: float | None = None
 
     def check(self) -> list[str]:
         problems = []

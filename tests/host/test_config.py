@@ -54,6 +54,7 @@ def test_the_base_of_these_tests_is_a_config_that_runs():
         (dict(model__preset="big"), "preset is 'big'; known: glm52_744b, small"),
         (dict(model__path="somewhere"), "one of preset and path has to be set"),
         (dict(reward__low=1.0), "low must be below high"),
+        (dict(rl__until=0.5), "rl.until is 0.5, but only sft ends by its loss"),
         (dict(checkpoint__keep=0), "keep is 0; it must be at least 1"),
         (dict(eval__evry=3), "config.eval.evry is no known key; did you mean config.eval.every?"),
     ],

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -281,3 +282,24 @@ def test_without_deterministic_mode_a_resumed_run_keeps_its_accounts(tmp_path, m
     book = replay(tmp_path / "ledger.jsonl")
     assert not book.live and book.fates["trained"] == 7 * 4
     assert max(trained_lags(tmp_path / "ledger.jsonl")) <= 2
+
+
+@pytest.mark.parametrize("resume_at", [None, 3, 14])
+def test_sft_ends_once_its_smoothed_loss_is_low_enough(tmp_path, resume_at):
+    """The fake's loss falls by 0.01 a step from 0.5: the mean of the last ten first lies below 0.4 at step 15."""
+    falling = FakeProgram(loss=lambda version: 0.5 - 0.01 * version)
+    settings = plan(0, rl=4, sft=40, value=2, checkpoint_every=1, eval_every=0)
+    sft, *rest = settings.stages
+    settings = replace(settings, stages=(replace(sft, config=replace(sft.config, until=0.4)), *rest))
+    saver, rows = MemorySaver(), Rows()
+    make_loop(tmp_path, settings, program=falling, saver=saver, rows=rows).run()
+    if resume_at is not None:
+        whole = final(saver, settings.steps)
+        rows = Rows((step, row) for step, row in rows if step <= resume_at)
+        restored = saver.saved[resume_at]
+        make_loop(tmp_path, settings, program=falling, saver=saver, rows=rows, restored=restored).run()
+        assert final(saver, settings.steps) == whole
+    trained = [step for step, row in rows if "policy/loss" in row and step <= 40]
+    assert trained == list(range(1, len(trained) + 1))
+    assert len(trained) in (15, 16)  # one more may be under way when the loss comes back
+    assert max(step for step, _ in rows) == settings.steps
