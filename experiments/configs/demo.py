@@ -1,4 +1,16 @@
-"""A small GLM-5.2-shaped model learns to spell words backward and to add by SAO, on a laptop CPU."""
+"""A small GLM-5.2-shaped model learns by SAO to spell words backward, on a laptop CPU. (make demo)
+
+0.49 M parameters, 3 layers (indexer: full, full, shared; dense, MoE, MoE), 8 of up to 16 keys selected. Four questions
+in five are words to spell backward, one is a sum, which stays out of reach: telling the two apart is the critic's first
+lesson. SFT stops early, at a loss of 0.45; the critic is pre-trained on 40 batches; then come 450 rounds of RL.
+
+Expected, exact match on 512 held-out questions sampled at temperature 1, on a 2-core machine busy with other work:
+
+| seed | before RL | after 450 rounds | seconds, compile included |
+|---|---|---|---|
+| 0 | 0.318 | 0.693 | 408 |
+| 1 | 0.371 | 0.672 | 263 |
+"""
 
 from ml_collections import ConfigDict
 
