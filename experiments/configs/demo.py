@@ -10,6 +10,7 @@ Expected, exact match on 512 held-out questions sampled at temperature 1, on a 2
 |---|---|---|---|
 | 0 | 0.318 | 0.693 | 408 |
 | 1 | 0.371 | 0.695 | 310 |
+| 2 | 0.336 | 0.627 | 415 |
 """
 
 from ml_collections import ConfigDict
