@@ -1,4 +1,4 @@
-"""`glm-jax generate MODEL "prompt" ...`: completions of prompts from a model folder, one per line."""
+"""`glm-jax generate MODEL --prompt "..." ...`: completions of prompts from a model folder, one per line."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def _define(values: flags.FlagValues) -> None:
 
 
 def run(argv: Sequence[str]) -> int:
-    """Prints each prompt and its completion. The folder is a model in the public layout, such as WORKDIR/export."""
+    """Prints each prompt and its completion. The folder is a model in the public layout, such as WORKDIR/policy."""
     command = parse("generate", argv, _define, positional=("model",), required=("prompt",))
     # jax is imported here and not above, so that --help answers at once.
     from glm_jax.data.tokenizer import ByteTokenizer
