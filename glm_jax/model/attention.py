@@ -8,6 +8,7 @@ the latent space, so attention reads cache rows as they are, and only the select
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -16,7 +17,7 @@ from jaxtyping import Array, Bool, Float, Int
 
 from glm_jax.model import indexer
 from glm_jax.model.config import ModelConfig
-from glm_jax.model.indexer import Indexer, Selection
+from glm_jax.model.indexer import Indexer
 from glm_jax.model.norms import linear, rms_norm, rope, wide
 from glm_jax.model.tree import Leaf
 
@@ -102,43 +103,45 @@ def expanded(
     return jnp.einsum("bhst,bhtu->bhsu", prob.astype(v.dtype), v).swapaxes(1, 2), prob
 
 
-Gather = Callable[[Int[Array, "B K"]], Float[Array, "B K RP"]]
+Read = Callable[[Any], tuple[Float[Array, "B K RP"], Bool[Array, "B K"]]]
 
 
 def absorbed(
-    p: Attention, config: ModelConfig, q_nope, q_rope, gather: Gather, selection: Selection
+    p: Attention, config: ModelConfig, q_nope, q_rope, per_query: Any, read: Read
 ) -> tuple[Float[Array, "B S H U"], Float[Array, "B H S K"]]:
-    """Attention over the selected cache rows alone: cost independent of T. One query at a time bounds the gather."""
+    """Attention over cache rows as they are, one query at a time, which bounds what is gathered.
+
+    `read` gets a query's part of `per_query` (arrays [B, S, ...]) and gives the rows to score and which of them count:
+    the selected ones alone, at a cost independent of T (`gathering`), or all of them under a mask.
+    """
     rank = config.kv_lora_rank
     q = jnp.concatenate([jnp.einsum("bshn,rhn->bshr", q_nope, p.k_b.astype(q_nope.dtype)), q_rope], axis=-1)
 
     def one_query(args):
-        q_BxHxR, index_BxK, count_B = args
-        rows_BxKxR = gather(index_BxK)
+        q_BxHxR, query = args
+        rows_BxKxR, seen_BxK = read(query)
         score = jnp.einsum("bkr,bhr->bkh", rows_BxKxR, q_BxHxR) * config.softmax_scale
-        prob = _softmax(score, indexer.live(index_BxK, count_B)[..., None], axis=1)
+        prob = _softmax(score, seen_BxK[..., None], axis=1)
         out = jnp.einsum("bkh,bkr->bhr", prob.astype(rows_BxKxR.dtype), rows_BxKxR[..., :rank])
         return out, prob.swapaxes(1, 2)
 
     if q.shape[1] == 1:
-        out, prob = one_query((q[:, 0], selection.index[:, 0], selection.count[:, 0]))
+        out, prob = one_query(jax.tree.map(lambda a: a[:, 0], (q, per_query)))
         out, prob = out[:, None], prob[:, :, None]
     else:
-        per_query = (q.swapaxes(0, 1), selection.index.swapaxes(0, 1), selection.count.swapaxes(0, 1))
-        out, prob = jax.lax.map(jax.checkpoint(one_query), per_query)
+        query_first = jax.tree.map(lambda a: a.swapaxes(0, 1), (q, per_query))
+        out, prob = jax.lax.map(jax.checkpoint(one_query), query_first)
         out, prob = out.swapaxes(0, 1), jnp.moveaxis(prob, 0, 2)
     return jnp.einsum("bshr,rhu->bshu", out, p.v_b.astype(out.dtype)), prob
 
 
-def gather_from(kv: Float[Array, "B T RP"]) -> Gather:
-    """Reads rows by column, one row of indices per batch row."""
-    return lambda index: jnp.take_along_axis(kv, index[..., None], axis=1, mode="promise_in_bounds")
+def gathering(gather: Callable[[Int[Array, "B K"]], Float[Array, "B K RP"]]) -> Read:
+    """Reads the selected rows of a query, given its `Indices`."""
+    return lambda selection: (gather(selection.index), indexer.live(selection.index, selection.count))
 
 
-def selected_mask(selection: Selection, columns: int) -> Bool[Array, "B S T"]:
-    """A selection as a mask over all columns, for one layer's dense scores; never kept."""
-    hit = selection.index[..., None] == jnp.arange(columns)
-    return jnp.any(hit & indexer.live(selection.index, selection.count)[..., None], axis=-2)
+def gather_from(kv: Float[Array, "B T RP"], index: Int[Array, "B K"]) -> Float[Array, "B K RP"]:
+    return jnp.take_along_axis(kv, index[..., None], axis=1, mode="promise_in_bounds")
 
 
 def visible(

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import jax.numpy as jnp
 from flax import struct
-from jaxtyping import Array, Float, Int
+from jaxtyping import Array, Bool, Float, Int
 
 from glm_jax.model import attention, indexer
 from glm_jax.model.config import ModelConfig
-from glm_jax.model.indexer import Selection
+from glm_jax.model.indexer import Bits, Indices, Selection
 from glm_jax.model.norms import rms_norm, rope_tables
 from glm_jax.model.transformer import DENSE_COLUMNS, Transformer, run_layers
+
+DENSE_DECODE = 2  # decode scores all columns, not the selected ones, while there are at most so many times as many
 
 
 @struct.dataclass
@@ -58,6 +60,8 @@ def extend(
     rows, queries = tokens.shape
     columns = caches.row.shape[2]
     sparse = columns > config.index_topk
+    # Up to here scoring every column costs less than gathering the selected ones.
+    gathered = columns > (DENSE_COLUMNS if queries > 1 else DENSE_DECODE * config.index_topk)
     every_slot = slot is None
     slot = jnp.arange(rows) if every_slot else slot
     column = start[:, None] + jnp.arange(queries)
@@ -84,20 +88,28 @@ def extend(
             caches = caches.replace(index_key=index_key)
             index_q, index_w = indexer.queries(p.indexer, config, x, c_q, cos, sin)
             keys = read(index_key, full_number)
-            selection = indexer.choose(index_q, index_w, keys, visible, config.index_topk, trained=False)
-        if queries > 1 and (columns <= DENSE_COLUMNS or not sparse):
-            mask = attention.selected_mask(selection, columns) if sparse else visible
-            out, _ = attention.expanded(p, config, q_nope, q_rope, read(caches.row, number), mask)
+            selection = indexer.choose(
+                index_q, index_w, keys, visible, config.index_topk, trained=False, as_bits=not gathered
+            )
+        if gathered:
+            rows_of = attention.gathering(lambda index: caches.row[number, slot[:, None], index])
+            out, _ = attention.absorbed(p, config, q_nope, q_rope, selection, rows_of)
         else:
-            gather = lambda index: caches.row[number, slot[:, None], index]  # noqa: E731
-            out, _ = attention.absorbed(p, config, q_nope, q_rope, gather, selection)
+            mask = indexer.mask_of(selection, columns) if sparse else visible
+            kv = read(caches.row, number)
+            if queries > 1:
+                out, _ = attention.expanded(p, config, q_nope, q_rope, kv, mask)
+            else:
+                out, _ = attention.absorbed(p, config, q_nope, q_rope, mask, lambda mask: (kv, mask))
         return attention.output(p, out), _State(selection, caches)
 
-    if sparse:
-        shape = (*tokens.shape, config.index_topk)
-        selection = Selection(jnp.zeros(shape, jnp.int32), jnp.zeros(tokens.shape, jnp.int32))
-    else:  # every visible key, in order
-        everything = jnp.broadcast_to(jnp.arange(columns, dtype=jnp.int32), visible.shape)
-        selection = Selection(everything, jnp.sum(visible, axis=-1, dtype=jnp.int32))
-    x, state, _ = run_layers(params, config, x, valid, _State(selection, caches), attend)
+    x, state, _ = run_layers(params, config, x, valid, _State(_no_selection(visible, config, gathered), caches), attend)
     return rms_norm(x, params.norm, config.rms_norm_eps), state.caches
+
+
+def _no_selection(visible: Bool[Array, "B S T"], config: ModelConfig, gathered: bool) -> Selection:
+    """What layer 0 finds: never read, since layer 0 computes; it gives the scans' carry its shape."""
+    if not gathered:
+        return Bits(indexer.pack(visible))
+    shape = visible.shape[:2]
+    return Indices(jnp.zeros((*shape, config.index_topk), jnp.int32), jnp.zeros(shape, jnp.int32))

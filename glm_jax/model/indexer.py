@@ -5,10 +5,12 @@ Source: GLM-5.2 as transformers computes it; DeepSeek-V3.2 (arXiv 2512.02556) fo
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import jax
 import jax.numpy as jnp
 from flax import struct
-from jaxtyping import Array, Bool, Float, Int
+from jaxtyping import Array, Bool, Float, Int, UInt, UInt8
 
 from glm_jax.model.config import ModelConfig
 from glm_jax.model.norms import layer_norm, linear, rope, wide
@@ -29,7 +31,7 @@ class Indexer:
 
 
 @struct.dataclass
-class Selection:
+class Indices:
     """The keys that each query attends to, for all heads: the first `count` entries of `index`, ascending columns.
 
     Entries from `count` on are 0 and never read. `log_q` is the indexer's log-probability of each selected key (softmax
@@ -39,6 +41,17 @@ class Selection:
     index: Int[Array, "B S K"]
     count: Int[Array, "B S"]
     log_q: Float[Array, "B S K"] | None = None
+
+
+@struct.dataclass
+class Bits:
+    """The same as one bit per column, for attention that scores every column under a mask."""
+
+    bits: UInt8[Array, "B S W"]  # W = ceil(T / 8), as numpy packs them
+    log_q: Float[Array, "B S T"] | None = None  # -inf where not selected
+
+
+Selection = Indices | Bits
 
 
 def init(config: ModelConfig) -> Indexer:
@@ -85,29 +98,89 @@ def scores(q: Float[Array, "B S J X"], w: Float[Array, "B S J"], k: Float[Array,
     return jax.lax.scan(add_head, total, heads, unroll=min(q.shape[2], _UNROLL_HEADS))[0]
 
 
-def select(
-    score: Float[Array, "B S T"], visible: Bool[Array, "B S T"], top_k: int
-) -> tuple[Int[Array, "B S K"], Int[Array, "B S"]]:
-    """The min(top_k, T) best visible keys of each query in ascending order, ties to the lower column; their count."""
+def select(score: Float[Array, "*B T"], visible: Bool[Array, "*B T"], top_k: int) -> Bool[Array, "*B T"]:
+    """The top_k best visible keys of each query (all, where fewer are visible), ties to the lower column.
+
+    Found by bisection over the bits of the scores, then over the columns of those that tie with the last one chosen:
+    counts alone, nothing is sorted.
+    """
     columns = score.shape[-1]
-    size = min(top_k, columns)
-    best, index = jax.lax.top_k(jnp.where(visible, score, -jnp.inf), size)
-    count = jnp.minimum(jnp.sum(visible, axis=-1, dtype=jnp.int32), size)
-    # Ascending order by a second top-k of the negated columns: XLA's sort is several times slower on a CPU.
-    index = -jax.lax.top_k(-jnp.where(best > -jnp.inf, index, columns), size)[0]
-    return jnp.where(jnp.arange(size) < count[..., None], index, 0).astype(jnp.int32), count
+    if columns <= top_k:
+        return visible
+    rank = jnp.where(visible, _ordered_bits(score), 0)
+    threshold = _largest(lambda t: _count(rank >= t) >= top_k, rank.dtype.itemsize * 8, score.shape[:-1], rank.dtype)
+    above, tied = rank > threshold, rank == threshold
+    left = top_k - _count(above)
+    column = jnp.arange(columns)
+    fits = lambda end: _count(tied & (column < end)) <= left  # noqa: E731
+    end = _largest(fits, columns.bit_length(), score.shape[:-1], column.dtype)
+    return visible & (above | (tied & (column < end)))
 
 
-def choose(q, w, k, visible, top_k: int, trained: bool) -> Selection:
+def _ordered_bits(score: Float[Array, "*B T"]) -> UInt[Array, "*B T"]:
+    """Unsigned integers in the order of the floats, all above 0; -0 counts as 0."""
+    bits = jnp.finfo(score.dtype).bits
+    unsigned = jnp.dtype(f"uint{bits}")
+    raw = jax.lax.bitcast_convert_type(jnp.where(score == 0, 0.0, score), unsigned)
+    sign = jnp.asarray(1 << (bits - 1), unsigned)
+    return jnp.where(raw >= sign, ~raw, raw | sign)
+
+
+def _count(hit: Bool[Array, "*B T"]) -> Int[Array, "*B 1"]:
+    return jnp.sum(hit, axis=-1, keepdims=True, dtype=jnp.int32)
+
+
+def _largest(holds: Callable[[Array], Array], bits: int, shape: tuple[int, ...], dtype) -> Array:
+    """Per query the largest number of `bits` bits for which `holds`, which is true up to some number, false beyond."""
+
+    def next_bit(i, number):
+        longer = number | (jnp.ones((), dtype) << (bits - 1 - i).astype(dtype))
+        return jnp.where(holds(longer), longer, number)
+
+    return jax.lax.fori_loop(0, bits, next_bit, jnp.zeros((*shape, 1), dtype))
+
+
+def indices(mask: Bool[Array, "*B T"], size: int) -> tuple[Int[Array, "*B K"], Int[Array, "*B"]]:
+    """The columns of a mask of at most `size`, ascending, then zeros; their count."""
+    columns = mask.shape[-1]
+    size = min(size, columns)
+    # A top-k of the negated columns: XLA's sort is several times slower on a CPU.
+    index = -jax.lax.top_k(jnp.where(mask, -jnp.arange(columns), -columns), size)[0]
+    return jnp.where(index < columns, index, 0), _count(mask)[..., 0]
+
+
+def choose(q, w, k, visible: Bool[Array, "B S T"], top_k: int, trained: bool, as_bits: bool) -> Selection:
     """Scores and selects; with `trained`, also the log-probabilities that the indexer's loss needs."""
     score = scores(q, w, k)
-    index, count = select(jax.lax.stop_gradient(score), visible, top_k)
+    mask = select(jax.lax.stop_gradient(score), visible, top_k)
+    if as_bits:
+        return Bits(pack(mask), _log_softmax(score, mask) if trained else None)
+    index, count = indices(mask, top_k)
     if not trained:
-        return Selection(index, count)
-    selected = jnp.where(live(index, count), jnp.take_along_axis(score, index, axis=-1), -jnp.inf)
-    # A padding query selects nothing: keep its softmax finite, nothing reads it.
-    selected = jnp.where(count[..., None] > 0, selected, 0.0)
-    return Selection(index, count, jax.nn.log_softmax(selected, axis=-1))
+        return Indices(index, count)
+    return Indices(index, count, _log_softmax(jnp.take_along_axis(score, index, axis=-1), live(index, count)))
+
+
+def pack(mask: Bool[Array, "B S T"]) -> UInt8[Array, "B S W"]:
+    return jnp.packbits(mask, axis=-1)
+
+
+def mask_of(selection: Bits, columns: int) -> Bool[Array, "B S T"]:
+    """A selection as a mask over all columns, for one layer's dense scores; never kept."""
+    return jnp.unpackbits(selection.bits, axis=-1, count=columns).astype(bool)
+
+
+def as_indices(selection: Selection, columns: int, top_k: int) -> tuple[Int[Array, "B S K"], Int[Array, "B S"]]:
+    """Any selection as indices and counts."""
+    if isinstance(selection, Indices):
+        return selection.index, selection.count
+    return indices(mask_of(selection, columns), top_k)
+
+
+def _log_softmax(score, mask):
+    """Over the masked-in entries, -inf elsewhere; finite where a query selects nothing, and nothing reads it."""
+    nothing = ~jnp.any(mask, axis=-1, keepdims=True)
+    return jax.nn.log_softmax(jnp.where(mask, score, jnp.where(nothing, 0.0, -jnp.inf)), axis=-1)
 
 
 def live(index: Int[Array, "*B K"], count: Int[Array, "*B"]) -> Bool[Array, "*B K"]:
@@ -115,9 +188,12 @@ def live(index: Int[Array, "*B K"], count: Int[Array, "*B"]) -> Bool[Array, "*B 
     return jnp.arange(index.shape[-1]) < count[..., None]
 
 
-def kl(selection: Selection, attention: Float[Array, "B S K"]) -> Float[Array, "B S"]:
-    """KL(p ‖ q) per query, p the attention averaged over heads on the selected keys, q the indexer (V3.2 §2.1)."""
+def kl(log_q: Float[Array, "B S K"], attention: Float[Array, "B S K"]) -> Float[Array, "B S"]:
+    """KL(p ‖ q) per query, p the attention averaged over heads on the selected keys, q the indexer (V3.2 §2.1).
+
+    Keys are counted where p > 0, so p must be 0 where nothing was selected.
+    """
     p = jax.lax.stop_gradient(attention)
-    seen = live(selection.index, selection.count) & (p > 0)
-    log_ratio = jnp.log(jnp.where(seen, p, 1.0)) - jnp.where(seen, selection.log_q, 0.0)
+    seen = p > 0
+    log_ratio = jnp.log(jnp.where(seen, p, 1.0)) - jnp.where(seen, log_q, 0.0)
     return jnp.sum(jnp.where(seen, p * log_ratio, 0.0), axis=-1)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any, NamedTuple
 
 import jax
@@ -14,7 +15,7 @@ from glm_jax.model import attention, indexer, tree
 from glm_jax.model.attention import Attention
 from glm_jax.model.config import ModelConfig
 from glm_jax.model.heads import unembed
-from glm_jax.model.indexer import Selection
+from glm_jax.model.indexer import Bits, Indices, Selection
 from glm_jax.model.moe import Mlp, Moe, init_mlp, init_moe, mlp, moe
 from glm_jax.model.norms import rms_norm, rope_tables, wide
 from glm_jax.model.schedule import LayerKind
@@ -151,11 +152,18 @@ def run_layers(params: Transformer, config: ModelConfig, x, valid, state, attend
             traced.extend(seen)
         else:
             carry = (x, state, jnp.int32(numbers), jnp.int32(computing))
-            (x, state, *_), seen = jax.lax.scan(body, carry, layers, length=group.repeats)
+            (x, state, *_), seen = jax.lax.scan(
+                body, carry, layers, length=group.repeats, unroll=_unroll(group.repeats)
+            )
             for r in range(group.repeats):
                 traced.extend(jax.tree.map(lambda a, r=r: a[r], s) for s in seen)
         numbers, computing = numbers + step * group.repeats, computing + computing_step * group.repeats
     return x, state, traced
+
+
+def _unroll(repeats: int) -> int:
+    """Layers of a scan laid out one after another. A CPU gains an eighth of a gradient by it, for some compile time."""
+    return min(repeats, 4) if jax.default_backend() == "cpu" else 1
 
 
 @struct.dataclass
@@ -195,11 +203,18 @@ def hidden_states(
     return rms_norm(x, params.norm, config.rms_norm_eps), state, traced
 
 
+def _dense(columns: int, config: ModelConfig) -> bool:
+    return columns <= max(DENSE_COLUMNS, config.index_topk)
+
+
 def _no_selection(shape, config: ModelConfig, train_indexer: bool) -> Selection:
     """What layer 0 finds: never read, since layer 0 computes; it gives the scans' carry its shape."""
-    size = (*shape, min(config.index_topk, shape[1]))
+    dense = _dense(shape[1], config)
+    size = (*shape, shape[1] if dense else config.index_topk)
     log_q = jnp.zeros(size, wide(config.dtype)) if train_indexer else None
-    return Selection(jnp.zeros(size, jnp.int32), jnp.zeros(shape, jnp.int32), log_q)
+    if dense:
+        return Bits(indexer.pack(jnp.zeros(size, bool)), log_q)
+    return Indices(jnp.zeros(size, jnp.int32), jnp.zeros(shape, jnp.int32), log_q)
 
 
 def _kl_weights(config: ModelConfig) -> list[float]:
@@ -214,10 +229,10 @@ def _kl_weights(config: ModelConfig) -> list[float]:
 def _attend_row(p: Attention, config, x, view: Visibility, state: Carried, number, compute: bool, train_indexer: bool):
     """Attention of layer `number` over whole rows, in chunks of queries."""
     columns, sparse = x.shape[1], x.shape[1] > config.index_topk
+    dense = _dense(columns, config)
     c_q = attention.query_latent(p, config, x)
     q_nope, q_rope = attention.queries(p, config, c_q, view.cos, view.sin)
     kv = attention.rows(p, config, x, view.cos, view.sin)
-    dense = columns <= DENSE_COLUMNS or not sparse
     per_query = {"q_nope": q_nope, "q_rope": q_rope, "document": view.document}
     per_query["column"] = jnp.broadcast_to(jnp.arange(columns), view.document.shape)
     index_k = None
@@ -233,16 +248,16 @@ def _attend_row(p: Attention, config, x, view: Visibility, state: Carried, numbe
         mask = attention.visible(q["document"], view.document, q["column"][0])
         selection = q.get("selection")
         if compute:
-            selection = indexer.choose(q["index_q"], q["index_w"], index_k, mask, config.index_topk, train_indexer)
+            q_and_w = q["index_q"], q["index_w"]
+            selection = indexer.choose(*q_and_w, index_k, mask, config.index_topk, train_indexer, as_bits=dense)
         if dense:
             if sparse:
-                mask = attention.selected_mask(selection, columns)
+                mask = indexer.mask_of(selection, columns)
             out, prob = attention.expanded(p, config, q["q_nope"], q["q_rope"], kv, mask)
-            mean = lambda: jnp.take_along_axis(jnp.mean(prob, axis=1), selection.index, axis=-1)  # noqa: E731
         else:
-            out, prob = attention.absorbed(p, config, q["q_nope"], q["q_rope"], attention.gather_from(kv), selection)
-            mean = lambda: jnp.mean(prob, axis=1)  # noqa: E731
-        kl = indexer.kl(selection, mean()) if train_indexer else None
+            read = attention.gathering(partial(attention.gather_from, kv))
+            out, prob = attention.absorbed(p, config, q["q_nope"], q["q_rope"], selection, read)
+        kl = indexer.kl(selection.log_q, jnp.mean(prob, axis=1)) if train_indexer else None
         return out, selection, kl
 
     out, selection, kl = _chunked(chunk, per_query, QUERY_CHUNK)
@@ -303,7 +318,7 @@ def forward(
     `document_ids`: 0 is padding, equal numbers of one row see each other causally; a bool mask is accepted. A token's
     position is its index within its document.
     """
-    documents = as_documents(document_ids, tokens)
+    documents, columns = as_documents(document_ids, tokens), tokens.shape[1]
     hidden, _, traced = hidden_states(params, config, tokens, documents, trace)
     logits = unembed(params, hidden)
     if not trace:
@@ -312,5 +327,5 @@ def forward(
         logits,
         hidden=[x for x, _, _ in traced] + [hidden],
         routes=[jnp.sort(routes, axis=-1) for _, routes, _ in traced if routes is not None],
-        selection=[(s.index, s.count) for _, _, s in traced if s is not None],
+        selection=[indexer.as_indices(s, columns, config.index_topk) for _, _, s in traced if s is not None],
     )

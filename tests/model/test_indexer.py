@@ -7,13 +7,18 @@ import jax.numpy as jnp
 import numpy as np
 
 from glm_jax.model import indexer
-from glm_jax.model.indexer import Selection
+from glm_jax.model.indexer import Bits
 
 
 def chosen(score, visible, top_k) -> list[list[int]]:
-    index, count = indexer.select(jnp.asarray(score)[None], jnp.asarray(visible)[None], top_k)
+    """Through the mask and its packing to indices and back, which must all say the same."""
+    mask = indexer.select(jnp.asarray(score)[None], jnp.asarray(visible)[None], top_k)
+    np.testing.assert_array_equal(indexer.mask_of(Bits(indexer.pack(mask)), mask.shape[-1]), mask)
+    index, count = indexer.indices(mask, top_k)
     assert not np.asarray(index)[0][np.arange(index.shape[-1]) >= np.asarray(count)[0][:, None]].any()
-    return [np.asarray(row)[:n].tolist() for row, n in zip(index[0], count[0], strict=True)]
+    rows = [np.asarray(row)[:n].tolist() for row, n in zip(index[0], count[0], strict=True)]
+    assert rows == [np.flatnonzero(row).tolist() for row in mask[0]]
+    return rows
 
 
 def brute(score, visible, top_k) -> list[list[int]]:
@@ -37,6 +42,18 @@ def test_selection_equals_brute_force_with_many_ties_and_any_visibility():
         visible = rng.random((40, 16)) < rng.random((40, 1))
         visible[0] = False
         assert chosen(score, visible, top_k) == brute(score, visible, top_k)
+
+
+def test_selection_orders_all_floats():
+    """Tiny, huge, infinite and negative ones; -0 ties with 0."""
+    rng = np.random.default_rng(1)
+    for dtype in (np.float32, np.float64):
+        with jax.enable_x64(dtype == np.float64):
+            score = (rng.standard_normal((64, 40)) * 10.0 ** rng.integers(-30, 30, (64, 40))).astype(dtype)
+            score[:, ::5] *= 0.0
+            score[:, 3], score[:, 7] = np.inf, -np.inf
+            visible = rng.random((64, 40)) < 0.8
+            assert chosen(score, visible, 15) == brute(score, visible, 15)
 
 
 def test_hidden_keys_are_never_selected_however_high_they_score():
@@ -71,8 +88,8 @@ def test_gradient_of_the_mean_of_kls_is_that_of_the_kl_to_the_mean_attention():
 
     def loss(score, targets):
         masked = jnp.where(indexer.live(index, count), score, -jnp.inf)
-        selection = Selection(index, count, jax.nn.log_softmax(masked, axis=-1))
-        return jnp.mean(jnp.stack([jnp.sum(indexer.kl(selection, p)) for p in targets]))
+        log_q = jax.nn.log_softmax(masked, axis=-1)
+        return jnp.mean(jnp.stack([jnp.sum(indexer.kl(log_q, p)) for p in targets]))
 
     score = jnp.asarray(rng.standard_normal((1, 4, 6), np.float32))
     mean_of_kls = jax.grad(loss)(score, list(attention))
@@ -84,6 +101,6 @@ def test_gradient_of_the_mean_of_kls_is_that_of_the_kl_to_the_mean_attention():
 
 def test_kl_is_zero_where_the_indexer_agrees_and_for_queries_that_select_nothing():
     p = distributions(np.random.default_rng(1), 1, 2, 5)
-    selection = Selection(jnp.arange(5)[None, None].repeat(2, 1), jnp.array([[5, 0]]), jnp.log(p))
-    np.testing.assert_allclose(indexer.kl(selection, p), 0, atol=1e-6)
-    assert indexer.kl(selection.replace(count=jnp.array([[5, 0]])), jnp.roll(p, 1, -1))[0, 1] == 0
+    np.testing.assert_allclose(indexer.kl(jnp.log(p), p), 0, atol=1e-6)
+    nothing = jnp.zeros_like(p)
+    assert not indexer.kl(jnp.full_like(p, -jnp.inf), nothing).any()
