@@ -56,7 +56,7 @@ def _run(config: str, workdir: Path, overrides: list[str]) -> dict:
     lines = read_metrics(workdir)
     evals = [line for line in lines if FIGURE in line]
     learned = [line for line in lines if "policy/dis_masked_share" in line]
-    mean = lambda key: statistics.fmean(line[key] for line in learned if key in line)  # noqa: E731
+    mean = lambda key: statistics.fmean(line[key] for line in learned if key in line)
     return {
         "first": evals[0][FIGURE],
         "last": evals[-1][FIGURE],
@@ -69,7 +69,7 @@ def _run(config: str, workdir: Path, overrides: list[str]) -> dict:
 
 def _row(row: dict) -> str:
     runs = row["runs"]
-    cell = lambda key: f"{statistics.fmean(r[key] for r in runs):.3f}"  # noqa: E731
+    cell = lambda key: f"{statistics.fmean(r[key] for r in runs):.3f}"
     lasts = ", ".join(f"{r['last']:.3f}" for r in runs)
     lag, masked = statistics.fmean(r["lag"] for r in runs), statistics.fmean(r["masked"] for r in runs)
     name = " | ".join(row["setting"].values()) or "-"

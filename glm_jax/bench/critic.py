@@ -129,7 +129,7 @@ def position_baseline(fitted: Tokens, judged: Tokens) -> tuple[np.ndarray, np.nd
     that. The second result marks those tokens.
     """
     positions = 1 + max(fitted.position.max(), judged.position.max())
-    cells = lambda tokens: tokens.prompt * positions + tokens.position  # noqa: E731
+    cells = lambda tokens: tokens.prompt * positions + tokens.position
     by_cell, known = _means(cells(fitted), fitted.returns, cells(judged))
     by_position, known_position = _means(fitted.position, fitted.returns, judged.position)
     fallback = np.where(known_position, by_position, fitted.returns.mean())

@@ -42,7 +42,7 @@ def main(size: str) -> None:
     inner.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
     tokenizer = PreTrainedTokenizerFast(tokenizer_object=inner, pad_token="t0", eos_token="t1", bos_token="t2")
     draw = torch.Generator().manual_seed(0)
-    prompt = lambda: " ".join(f"t{i}" for i in torch.randint(3, 320, (work.prompt,), generator=draw).tolist())  # noqa: E731
+    prompt = lambda: " ".join(f"t{i}" for i in torch.randint(3, 320, (work.prompt,), generator=draw).tolist())
     data = Dataset.from_dict({"prompt": [prompt() for _ in range(4096)]})
 
     def reward(completion_ids, **_):

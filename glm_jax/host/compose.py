@@ -65,7 +65,7 @@ def with_policy(program: Program, state: RunState, params: Any) -> RunState:
 def policy_target(program: Program) -> Any:
     """Shapes, dtypes and places of the policy's parameters, for a restore."""
     shapes = jax.eval_shape(program.init, 0).policy.params
-    place = lambda x, sharding: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding)  # noqa: E731
+    place = lambda x, sharding: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding)
     return jax.tree.map(place, shapes, program.shardings.policy.params)
 
 

@@ -17,9 +17,9 @@ from safetensors.numpy import save_file
 
 from glm_jax.io import layout
 from glm_jax.io.layout import Entry
-from glm_jax.model import transformer, tree
+from glm_jax.model import tree, weights
 from glm_jax.model.config import ModelConfig, from_hf, to_hf
-from glm_jax.model.transformer import Transformer
+from glm_jax.model.weights import Transformer
 
 SHARD_BYTES = 5 << 30
 _INDEX = "model.safetensors.index.json"
@@ -43,7 +43,7 @@ def load(path: str | os.PathLike, dtype: str | None = None) -> tuple[ModelConfig
     reader = _Reader(folder)
     entries = layout.entries(config)
     _check(folder, config, entries, reader)
-    leaves = transformer.abstract(config)
+    leaves = weights.abstract(config)
 
     def read(entry: Entry, leaf: tree.Leaf) -> np.ndarray:
         return np.ascontiguousarray(entry.join([reader.get(n) for n in entry.names])).astype(leaf.dtype or config.dtype)
@@ -185,7 +185,7 @@ def _file_tensors(config: ModelConfig, params: Transformer):
     for key in ("embed", "norm", "head"):
         if (entry := getattr(entries, key)) is not None:
             yield entry.names[0], _contiguous(entry.split(getattr(params, key))[0])
-    flat = transformer.unstack(params, config)
+    flat = weights.unstack(params, config)
     layers = [layer for group in flat.groups for layer in group]
     for entry_layer, layer in zip(entries.groups[0], layers, strict=True):
         attn = layer.attn

@@ -16,7 +16,7 @@ from glm_jax.model.config import ModelConfig
 from glm_jax.model.indexer import Indexer
 from glm_jax.model.moe import Mlp, Moe
 from glm_jax.model.schedule import LayerKind
-from glm_jax.model.transformer import Layer, Transformer
+from glm_jax.model.weights import Layer, Transformer
 
 
 class Entry(NamedTuple):
@@ -73,7 +73,7 @@ def _attention(config: ModelConfig, full: bool, prefix: str) -> Attention:
     dim, heads, q_rank, rank = config.hidden_size, config.num_attention_heads, config.q_lora_rank, config.kv_lora_rank
     nope, roped, value = config.qk_nope_head_dim, config.qk_rope_head_dim, config.v_head_dim
     kv_b, kv_b_shape = prefix + "kv_b_proj.weight", (heads * (nope + value), rank)
-    bias = lambda name, width: _plain(prefix + name, (width,)) if config.attention_bias else None  # noqa: E731
+    bias = lambda name, width: _plain(prefix + name, (width,)) if config.attention_bias else None
     return Attention(
         q_a=_matrix(prefix + "q_a_proj.weight", (q_rank, dim)),
         q_norm=_plain(prefix + "q_a_layernorm.weight", (q_rank,)),

@@ -33,7 +33,7 @@ class LearnBatch:
 def empty_batch(micro_batches: int, rows: int, length: int) -> LearnBatch:
     """A batch of padding as numpy arrays, which the host fills in place and the program skips where `used` is 0."""
     shape = (micro_batches, rows, length)
-    zeros = lambda dtype: np.zeros(shape, dtype)  # noqa: E731
+    zeros = lambda dtype: np.zeros(shape, dtype)
     return LearnBatch(
         tokens=zeros(np.int32),
         document_ids=zeros(np.int32),

@@ -9,7 +9,8 @@ from jaxtyping import Array, Float, Int
 from glm_jax.model.config import ModelConfig
 from glm_jax.model.heads import log_probs, unembed, values
 from glm_jax.model.norms import wide
-from glm_jax.model.transformer import Transformer, hidden_states
+from glm_jax.model.transformer import hidden_states
+from glm_jax.model.weights import Transformer
 
 LOGITS_AT_ONCE = 1 << 24  # elements of [rows, C, V] that exist at once
 
@@ -37,7 +38,7 @@ def token_logp(
     def of_rows(args):
         hidden, tokens = args
         logits = unembed(params, hidden).astype(wide(hidden.dtype))
-        full = lambda value: jnp.full(tokens.shape, value, logits.dtype)  # noqa: E731
+        full = lambda value: jnp.full(tokens.shape, value, logits.dtype)
         logp, every = log_probs(logits, full(temperature or 1.0), full(top_p), tokens)
         every = jax.lax.stop_gradient(every)
         return logp, -jnp.sum(jnp.where(every > -jnp.inf, jnp.exp(every) * every, 0.0), axis=-1)

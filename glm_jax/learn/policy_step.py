@@ -16,7 +16,7 @@ METRICS = (
     "policy/loss",  # SFT: cross-entropy; RL: -mean of w·logπ, whose value means little and whose gradient is SAO's
     "policy/grad_norm",
     "policy/entropy",
-    "policy/indexer_kl",  # Σ over all tokens, per trainable one
+    "policy/indexer_kl",  # mean over all tokens
     "policy/advantage_mean",
     "policy/dis_masked_share",  # tokens outside the window
     "rollout/logprob_gap_mean",  # |logπ of the trainer - logπ of the sampler|
@@ -33,6 +33,8 @@ def update(
     config = setup.learn
     supervised = advantage is None
     train_indexer = supervised and config.indexer_kl > 0
+    # The indexer learns from every token, the rest of the model from trainable ones; all is divided by the latter.
+    trainable_share = jnp.sum(batch.trainable) / jnp.maximum(jnp.sum(batch.document_ids > 0), 1)
 
     def loss(params, i):
         b = micro(batch, i)
@@ -52,6 +54,7 @@ def update(
             weight = sao.weights(logp, b.behaviour_logp, a, low, high)
             seen |= _compare(jax.lax.stop_gradient(logp), b, a, low, high)
         objective = masked.total(weight * logp, b.trainable)
+        kl = kl * trainable_share.astype(kl.dtype)
         seen |= {
             _COUNT: jnp.sum(b.trainable, dtype=jnp.float32),
             "policy/loss": -objective,

@@ -43,7 +43,7 @@ class Attention:
 def init(config: ModelConfig, full: bool) -> Attention:
     dim, heads, q_rank, rank = config.hidden_size, config.num_attention_heads, config.q_lora_rank, config.kv_lora_rank
     nope, roped, value = config.qk_nope_head_dim, config.qk_rope_head_dim, config.v_head_dim
-    bias = lambda width, axis: Leaf((width,), (axis,)) if config.attention_bias else None  # noqa: E731
+    bias = lambda width, axis: Leaf((width,), (axis,)) if config.attention_bias else None
     return Attention(
         q_a=Leaf((dim, q_rank), ("embed", "latent"), dim),
         q_norm=Leaf((q_rank,), (None,), value=1.0),

@@ -9,8 +9,10 @@ from jaxtyping import Array, Bool, Float, Int
 from glm_jax.model import attention, indexer
 from glm_jax.model.config import ModelConfig
 from glm_jax.model.indexer import Bits, Indices, Selection
+from glm_jax.model.layers import run_layers
 from glm_jax.model.norms import rms_norm, rope_tables
-from glm_jax.model.transformer import DENSE_COLUMNS, Transformer, run_layers
+from glm_jax.model.transformer import DENSE_COLUMNS
+from glm_jax.model.weights import Transformer
 
 DENSE_DECODE = 2  # decode scores all columns, not the selected ones, while there are at most so many times as many
 

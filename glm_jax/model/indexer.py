@@ -112,7 +112,7 @@ def select(score: Float[Array, "*B T"], visible: Bool[Array, "*B T"], top_k: int
     above, tied = rank > threshold, rank == threshold
     left = top_k - _count(above)
     column = jnp.arange(columns)
-    fits = lambda end: _count(tied & (column < end)) <= left  # noqa: E731
+    fits = lambda end: _count(tied & (column < end)) <= left
     end = _largest(fits, columns.bit_length(), score.shape[:-1], column.dtype)
     return visible & (above | (tied & (column < end)))
 

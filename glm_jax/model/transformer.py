@@ -1,50 +1,26 @@
-"""The whole model: parameters, layers in scans, and the forward pass over documents."""
+"""The forward pass over rows of documents."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from functools import partial
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 from flax import struct
 from jaxtyping import Array, Bool, Float, Int
 
-from glm_jax.model import attention, indexer, tree
+from glm_jax.model import attention, indexer
 from glm_jax.model.attention import Attention
 from glm_jax.model.config import ModelConfig
 from glm_jax.model.heads import unembed
 from glm_jax.model.indexer import Bits, Indices, Selection
-from glm_jax.model.moe import Mlp, Moe, init_mlp, init_moe, mlp, moe
+from glm_jax.model.layers import run_layers
 from glm_jax.model.norms import rms_norm, rope_tables, wide
-from glm_jax.model.schedule import LayerKind
-from glm_jax.model.tree import Leaf
+from glm_jax.model.weights import Transformer
 
 DENSE_COLUMNS = 1024  # up to this many keys, dense scores under a mask are faster than gathering the selected ones
 QUERY_CHUNK = 512  # queries whose scores exist at once
-
-
-@struct.dataclass
-class Layer:
-    attn_norm: Array  # [D]
-    attn: Attention
-    mlp_norm: Array  # [D]
-    mlp: Mlp | Moe
-
-
-@struct.dataclass
-class Transformer:
-    """Parameters of a policy (`head`) or of a critic (`value`): the trees are equal but for these two.
-
-    `groups[g][i]` is layer i of group g's pattern, stacked over the group's repeats (no stack where it repeats once).
-    """
-
-    embed: Array  # [V, D]
-    groups: tuple[tuple[Layer, ...], ...]
-    norm: Array  # [D]
-    head: Array | None  # [D, V]; None when tied, and in a critic
-    value: Array | None  # [D + 1]: weights and bias of the value head, in a critic
 
 
 @struct.dataclass
@@ -63,107 +39,6 @@ class Visibility(NamedTuple):
     document: Int[Array, "B S"]
     cos: Array
     sin: Array
-
-
-def abstract(config: ModelConfig, critic: bool = False) -> Transformer:
-    """Every parameter declared (shape, logical axes, initialiser)."""
-    dim, vocab = config.hidden_size, config.vocab_size
-
-    def layer(kind: LayerKind) -> Layer:
-        return Layer(
-            attn_norm=Leaf((dim,), (None,), value=1.0),
-            attn=attention.init(config, kind.full),
-            mlp_norm=Leaf((dim,), (None,), value=1.0),
-            mlp=init_moe(config) if kind.sparse else init_mlp(dim, config.intermediate_size),
-        )
-
-    return Transformer(
-        embed=Leaf((vocab, dim), ("vocab", "embed"), dim),
-        groups=tuple(tuple(tree.stack(layer(k), g.repeats) for k in g.pattern) for g in config.groups),
-        norm=Leaf((dim,), (None,), value=1.0),
-        head=None if critic or config.tie_word_embeddings else Leaf((dim, vocab), ("embed", "vocab"), dim),
-        value=Leaf((dim + 1,), (None,)) if critic else None,
-    )
-
-
-def init(config: ModelConfig, key: jax.Array, critic: bool = False) -> Transformer:
-    """Random parameters."""
-    return tree.initialise(abstract(config, critic), key, config.dtype, config.initializer_range)
-
-
-def critic_from_policy(params: Transformer, config: ModelConfig) -> Transformer:
-    """A critic that starts as the policy: its tree without lm_head, and a value head at zero."""
-    value = jnp.zeros((config.hidden_size + 1,), params.norm.dtype)
-    return params.replace(head=None, value=value)
-
-
-def unstack(params: Transformer, config: ModelConfig) -> Transformer:
-    """The layers one by one instead of stacked: what a decode loop on a CPU wants, where slicing a stack copies it."""
-    groups = []
-    for group, layers in zip(config.groups, params.groups, strict=True):
-        for r in range(group.repeats):
-            pick = (lambda a: a) if group.repeats == 1 else (lambda a, r=r: a[r])
-            groups.append(tuple(jax.tree.map(pick, layer) for layer in layers))
-    return params.replace(groups=tuple(groups))
-
-
-Attend = Callable[[LayerKind, Attention, Any, Any, Any], tuple[Any, Any]]
-
-
-def run_layers(params: Transformer, config: ModelConfig, x, valid, state, attend: Attend, trace: bool = False):
-    """h ← h + Attn(RMS(h)); h ← h + MLP(RMS(h)) for every layer, one scan per layer group.
-
-    `attend(kind, p.attn, x, state, numbers)` is the attention of the caller (over a row, or over a cache) and
-    threads `state` (the carried selection, caches) from layer to layer; `numbers` are the layer's index among all
-    layers and among the computing ones. Returns h, state and, with `trace`, per layer (input, routes, selection).
-    """
-
-    def layer(kind: LayerKind, p: Layer, x, state, numbers):
-        out, state = attend(kind, p.attn, rms_norm(x, p.attn_norm, config.rms_norm_eps), state, numbers)
-        h = x + out
-        normed = rms_norm(h, p.mlp_norm, config.rms_norm_eps)
-        out, routes = moe(p.mlp, config, normed, valid) if kind.sparse else (mlp(p.mlp, normed), None)
-        seen = (x, routes, state.selection if kind.full else None) if trace else None
-        return h + out, state, seen
-
-    if config.remat:
-        layer = jax.checkpoint(layer, static_argnums=0)
-
-    # A stack runs as a scan over its group; layers that come one by one (`unstack`) run one by one.
-    numbers, traced, computing = 0, [], 0
-    groups = config.groups
-    if len(params.groups) != len(groups):
-        groups = [g._replace(repeats=1) for g in groups for _ in range(g.repeats)]
-    for group, layers in zip(groups, params.groups, strict=True):
-        step, computing_step = len(group.pattern), sum(k.full for k in group.pattern)
-
-        def body(carry, xs, pattern=group.pattern):
-            x, state, number, full_number = carry
-            seen = []
-            for kind, p in zip(pattern, xs, strict=True):
-                x, state, s = layer(kind, p, x, state, (number, full_number))
-                seen.append(s)
-                number, full_number = number + 1, full_number + int(kind.full)
-            return (x, state, number, full_number), tuple(seen)
-
-        carry = (x, state, numbers, computing)
-        if group.repeats == 1:
-            (x, state, *_), seen = body(carry, layers)
-            traced.extend(seen)
-        else:
-            carry = (x, state, jnp.int32(numbers), jnp.int32(computing))
-            (x, state, *_), seen = jax.lax.scan(
-                body, carry, layers, length=group.repeats, unroll=_unroll(group.repeats)
-            )
-            for r in range(group.repeats):
-                traced.extend(jax.tree.map(lambda a, r=r: a[r], s) for s in seen)
-        numbers, computing = numbers + step * group.repeats, computing + computing_step * group.repeats
-    return x, state, traced
-
-
-def _unroll(repeats: int) -> int:
-    """Layers of a scan laid out one after another. A CPU gains an eighth of a gradient by it, for some compile time."""
-    return min(repeats, 4) if jax.default_backend() == "cpu" else 1
 
 
 @struct.dataclass

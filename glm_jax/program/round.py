@@ -16,9 +16,9 @@ from glm_jax.learn.batch import IDLE
 from glm_jax.learn.config import LearnConfig
 from glm_jax.learn.optimizer import INDEXER, MAIN, Learner
 from glm_jax.learn.update import learn, metric_names
-from glm_jax.model import transformer
+from glm_jax.model import weights
 from glm_jax.model.config import ModelConfig
-from glm_jax.model.transformer import Transformer
+from glm_jax.model.weights import Transformer
 from glm_jax.program.exchange import Inbox, Outbox
 from glm_jax.program.state import RunState
 from glm_jax.rollout import sampler, slots
@@ -37,7 +37,7 @@ def run_round(
     view = handoff(state.policy.params, setup.model, mesh)
     device, log, usage = sampler.run(view, setup.model, rollout, device, state.policy.version, state.seed)
 
-    split = lambda a: jax.lax.with_sharding_constraint(a, layout.rows(mesh, 1)) if a.ndim else a  # noqa: E731
+    split = lambda a: jax.lax.with_sharding_constraint(a, layout.rows(mesh, 1)) if a.ndim else a
     batch = jax.tree.map(split, inbox.batch)
 
     def step(learners):
@@ -46,7 +46,7 @@ def run_round(
         return (policy, critic), metrics
 
     learners = (state.policy, state.critic)
-    skip = lambda learners: (learners, zeros(metric_names(critic=state.critic is not None)))  # noqa: E731
+    skip = lambda learners: (learners, zeros(metric_names(critic=state.critic is not None)))
     (policy, critic), metrics = jax.lax.cond(inbox.mode != IDLE, step, skip, learners)
     metrics = metrics | {f"sample/{k}": v.astype(jnp.float32) for k, v in dataclasses.asdict(usage).items()}
     metrics["sample/ticks"] = log.ticks.astype(jnp.float32)
@@ -78,14 +78,14 @@ def build(
     _check_rows(rollout, config, mesh)
 
     def new_policy(seed):
-        start = params if params is not None else transformer.init(model, jax.random.key(seed))
+        start = params if params is not None else weights.init(model, jax.random.key(seed))
         parts = (MAIN, INDEXER) if config.indexer_kl > 0 else (MAIN,)
         return optimizer.init(start, optimizer.labels(start), config.policy, parts)
 
     def new_critic(policy: Learner) -> Learner | None:
         if config.advantage != "sao":
             return None
-        start = transformer.critic_from_policy(policy.params, model)
+        start = weights.critic_from_policy(policy.params, model)
         names = optimizer.labels(start, config.freeze_critic_attention)
         return optimizer.init(start, names, config.critic, (MAIN,))
 
@@ -127,7 +127,7 @@ def _state_shardings(state: RunState, model: ModelConfig, mesh: Mesh) -> RunStat
     def learner(shapes: Learner | None, critic: bool) -> Learner | None:
         if shapes is None:
             return None
-        params = layout.shardings(transformer.abstract(model, critic), layout.LEARN, mesh)
+        params = layout.shardings(weights.abstract(model, critic), layout.LEARN, mesh)
         by_path = {jax.tree_util.keystr(p): s for p, s in jax.tree_util.tree_leaves_with_path(params)}
 
         def of(path, leaf):

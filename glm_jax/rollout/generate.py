@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from glm_jax.model.config import ModelConfig
-from glm_jax.model.transformer import Transformer, unstack
+from glm_jax.model.weights import Transformer, for_decoding
 from glm_jax.rollout import sampler, slots
 from glm_jax.rollout.config import RolloutConfig
 from glm_jax.rollout.requests import STOP_IDS, Requests, empty_requests
@@ -80,7 +80,7 @@ def generate(
 
 @partial(jax.jit, static_argnums=(1, 2), donate_argnums=3)
 def _run(params, config, sizes, state, seed):
-    view = unstack(params, config) if jax.default_backend() == "cpu" else params
+    view = for_decoding(params, config)
     state, log, _ = sampler.run(view, config, sizes, state, jnp.int32(0), seed)
     return state, log
 

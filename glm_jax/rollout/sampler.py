@@ -14,7 +14,7 @@ from glm_jax.model.cache import Caches
 from glm_jax.model.config import ModelConfig
 from glm_jax.model.heads import unembed
 from glm_jax.model.norms import wide
-from glm_jax.model.transformer import Transformer
+from glm_jax.model.weights import Transformer
 from glm_jax.rollout import sampling, slots
 from glm_jax.rollout.config import RolloutConfig
 from glm_jax.rollout.requests import GOES_ON, LENGTH, STOP, Log

@@ -20,7 +20,7 @@ def uniform(
     Neither slot, tick, round nor mesh enters, so a rollout samples the same tokens wherever and whenever it runs.
     """
     root = jax.random.fold_in(jax.random.key(seed), purpose)
-    draw = lambda r, t: jax.random.uniform(jax.random.fold_in(jax.random.fold_in(root, r), t))  # noqa: E731
+    draw = lambda r, t: jax.random.uniform(jax.random.fold_in(jax.random.fold_in(root, r), t))
     return jax.vmap(draw)(rollout, position)
 
 

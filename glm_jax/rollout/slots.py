@@ -109,7 +109,7 @@ def enqueue(queue: Queue, new: Requests) -> Queue:
     row = jnp.arange(new.rollout.shape[0])
     place = jnp.where(row < new.count, (queue.head + old.count + row) % size, size)
     count = old.count + new.count
-    put = lambda a, b: a if a.ndim == 0 else a.at[place].set(b, mode="drop")  # noqa: E731
+    put = lambda a, b: a if a.ndim == 0 else a.at[place].set(b, mode="drop")
     return queue.replace(requests=jax.tree.map(put, old, new).replace(count=count))
 
 

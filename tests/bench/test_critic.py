@@ -56,7 +56,7 @@ def test_intervals_come_from_whole_rollouts():
     number, returns, rng = random_rollouts(60)
     critic = returns + rng.normal(0, 0.3, 60)[number]
     zero = np.zeros_like(returns)
-    width = lambda *x: np.ptp([(e := compare(*x)[0]).low, e.high])  # noqa: E731
+    width = lambda *x: np.ptp([(e := compare(*x)[0]).low, e.high])
     once = width(number, returns, critic, zero)
     twice = [np.concatenate([x, x]) for x in (returns, critic, zero)]
     assert width(np.concatenate([number, number]), *twice) == pytest.approx(once)

@@ -60,7 +60,7 @@ class FakeProgram:
     loss: Callable[[int], float] = lambda version: 0.5
 
     def init(self, seed: int) -> FakeState:
-        learner = lambda name: FakeLearner({"w": _hash_floats(name, seed, 8)}, np.asarray(0, np.int32))  # noqa: E731
+        learner = lambda name: FakeLearner({"w": _hash_floats(name, seed, 8)}, np.asarray(0, np.int32))
         return FakeState(learner("policy"), learner("critic"), {"slots": [], "queue": []}, seed)
 
     def start_critic(self, state: FakeState) -> FakeState:
@@ -207,7 +207,7 @@ CAPACITY = RolloutConfig(slots=4, window=12, ticks=3, queue=4, requests=3, prefi
 
 def plan(tau=1, rl=5, batch=4, sft=0, value=0, group=1, on_exceed="wait", **changes) -> Plan:
     schedule = ScheduleConfig(peak=0.1, warmup=2, shape="cosine")
-    stage = lambda steps: StageConfig(steps, batch, policy_lr=schedule, critic_lr=schedule)  # noqa: E731
+    stage = lambda steps: StageConfig(steps, batch, policy_lr=schedule, critic_lr=schedule)
     stages = lay_out({"sft": stage(sft), "value": stage(value), "rl": stage(rl)})
     base = dict(stages=stages, staleness=StalenessConfig(tau, on_exceed), group=group, shape=(4, 2, 24), eval_every=2)
     rest = dict(eval_samples=1, checkpoint_every=2, wall_time=None, patience=30.0, deterministic=True)

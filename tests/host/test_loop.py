@@ -132,7 +132,7 @@ def test_the_critic_starts_from_what_sft_left_of_the_policy(tmp_path):
 
 
 def test_groups_are_trained_whole_and_lone_survivors_rejected(tmp_path):
-    bad = lambda key: (None, "raised") if key % 5 == 0 else (key % 3 / 2, None)  # noqa: E731
+    bad = lambda key: (None, "raised") if key % 5 == 0 else (key % 3 / 2, None)
     make_loop(tmp_path, plan(tau=1, rl=8, group=2), pool=FakePool(bad), kind="group").run()
     groups, members = {}, Counter()
     for event in read_events(tmp_path / "ledger.jsonl"):

@@ -9,8 +9,8 @@ import pytest
 
 from glm_jax.host.router import Choice, StalenessConfig, Unit, choose, most_units, stale
 
-WAIT = lambda tau: StalenessConfig(tau, "wait")  # noqa: E731
-DROP = lambda tau: StalenessConfig(tau, "drop")  # noqa: E731
+WAIT = lambda tau: StalenessConfig(tau, "wait")
+DROP = lambda tau: StalenessConfig(tau, "drop")
 
 
 def units(*pairs: tuple[int, bool]) -> list[Unit]:

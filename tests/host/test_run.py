@@ -120,7 +120,7 @@ def test_killed_ten_times_at_random_moments_it_ends_with_the_same_bits(place, wh
             command(place, "train", "--workdir", str(torn)), cwd=ROOT, stdout=subprocess.DEVNULL, start_new_session=True
         )
         # Once the run has begun to write, at a random moment after.
-        size = lambda: (torn / "ledger.jsonl").stat().st_size if (torn / "ledger.jsonl").exists() else -1  # noqa: E731
+        size = lambda: (torn / "ledger.jsonl").stat().st_size if (torn / "ledger.jsonl").exists() else -1
         before, deadline = size(), time.monotonic() + 200
         while process.poll() is None and size() == before and time.monotonic() < deadline:
             time.sleep(0.005)

@@ -61,7 +61,7 @@ def test_arrays_come_back_onto_the_given_shardings(folder):
     mesh = jax.make_mesh((8,), ("fsdp",))
     split = NamedSharding(mesh, PartitionSpec("fsdp"))
     whole = NamedSharding(mesh, PartitionSpec())
-    place = lambda x: jax.device_put(x, split if x.shape and x.shape[0] % 8 == 0 else whole)  # noqa: E731
+    place = lambda x: jax.device_put(x, split if x.shape and x.shape[0] % 8 == 0 else whole)
     target = jax.tree.map(place, learner(0))
     with Checkpoints(folder) as checkpoints:
         policy, _ = checkpoints.restore(6, target, learner(0))

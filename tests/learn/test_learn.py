@@ -161,8 +161,8 @@ def test_the_sft_loss_is_the_cross_entropy_of_the_trainable_tokens():
 
 def test_the_figures_of_a_step_are_those_of_its_tokens():
     metrics, shift = stepped(RL)[2], lambda row, t: outputs()["rl"][row, t - 1] - off_policy()[row].behaviour[t]
-    mean = lambda f: np.divide(*sums(f))  # noqa: E731
-    outside = lambda r: not 1 - LEARN.clip_low < r < 1 + LEARN.clip_high  # noqa: E731
+    mean = lambda f: np.divide(*sums(f))
+    outside = lambda r: not 1 - LEARN.clip_low < r < 1 + LEARN.clip_high
     share = mean(lambda row, t: float(outside(np.exp(shift(row, t)))))
     assert 0.05 < share < 0.9
     want = {

@@ -41,7 +41,7 @@ def test_on_policy_it_is_reinforce_with_a_baseline():
     rng = np.random.default_rng(0)
     logits, advantage = jnp.asarray(rng.standard_normal((12, 5))), jnp.asarray(rng.standard_normal(12))
     token = jnp.asarray(rng.integers(0, 5, 12))
-    logp = lambda logits: jax.nn.log_softmax(logits)[jnp.arange(12), token]  # noqa: E731
+    logp = lambda logits: jax.nn.log_softmax(logits)[jnp.arange(12), token]
     behaviour = logp(logits)
     got = jax.grad(lambda x: objective(logp(x), behaviour, advantage, 0.3, 5.0))(logits)
     want = jax.grad(lambda x: jnp.sum(advantage * logp(x)))(logits)

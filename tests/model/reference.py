@@ -21,7 +21,7 @@ class Reference(NamedTuple):
 def run(tensors: dict, config, tokens: np.ndarray, documents: np.ndarray) -> Reference:
     weights = {name: np.asarray(t, np.float64) for name, t in tensors.items()}
     rows = [_row(weights, config, tokens[b], documents[b]) for b in range(tokens.shape[0])]
-    by_layer = lambda part: [list(layer) for layer in zip(*(row[part] for row in rows), strict=True)]  # noqa: E731
+    by_layer = lambda part: [list(layer) for layer in zip(*(row[part] for row in rows), strict=True)]
     return Reference(np.stack([row[0] for row in rows]), by_layer(1), by_layer(2), sum(row[3] for row in rows))
 
 

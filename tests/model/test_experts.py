@@ -23,7 +23,7 @@ def dense(x, expert, weight, valid, gate_up, down):
 
 def case(tokens, k, seed, only=None):
     rng = np.random.default_rng(seed)
-    normal = lambda *shape: jnp.asarray(rng.standard_normal(shape, np.float32))  # noqa: E731
+    normal = lambda *shape: jnp.asarray(rng.standard_normal(shape, np.float32))
     pick = [rng.permutation(COUNT if only is None else only)[:k] for _ in range(tokens)]
     arrays = normal(tokens, DIM), normal(tokens, k), normal(COUNT, DIM, 2, WIDTH), normal(COUNT, WIDTH, DIM)
     return arrays, jnp.asarray(np.array(pick, np.int32)), jnp.asarray(rng.random(tokens) < 0.8)

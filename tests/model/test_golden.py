@@ -14,7 +14,7 @@ from safetensors.numpy import load_file
 import glm_jax
 from glm_jax.model import cache as caches
 from glm_jax.model.heads import unembed
-from glm_jax.model.transformer import unstack
+from glm_jax.model.weights import unstack
 
 GOLDEN = Path(__file__).parents[1] / "golden"
 TOLERANCE = dict(atol=2e-4, rtol=1e-4)

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from glm_jax.model import cache as caches
-from glm_jax.model import transformer
+from glm_jax.model import transformer, weights
 from glm_jax.model.heads import unembed
 from tests.model.tiny import named_leaves, random_params, random_tokens, three_layers, tiny_config
 
@@ -75,7 +75,7 @@ def test_decode_equals_the_full_forward_pass_with_layers_one_by_one_and_stacked(
     config = tiny_config(index_topk=topk)
     params, tokens = random_params(config), random_tokens(config, 2, 14)
     want = np.asarray(jax.jit(lambda t: transformer.forward(params, config, t).logits)(tokens))[:, 7:]
-    one_by_one = decode(config, transformer.unstack(params, config), tokens, 7, 4)
+    one_by_one = decode(config, weights.unstack(params, config), tokens, 7, 4)
     np.testing.assert_allclose(one_by_one, want, atol=2e-5)
     if topk == 6:
         monkeypatch.setattr(caches, "DENSE_COLUMNS", 4)  # prefill that gathers, as long windows do
@@ -84,7 +84,7 @@ def test_decode_equals_the_full_forward_pass_with_layers_one_by_one_and_stacked(
 
 def test_what_a_cache_held_before_changes_no_result():
     config = tiny_config()
-    view, tokens = transformer.unstack(random_params(config), config), random_tokens(config, 2, 9)
+    view, tokens = weights.unstack(random_params(config), config), random_tokens(config, 2, 9)
     step = jax.jit(lambda c, s, n: caches.extend(view, config, c, tokens[:, 3:4], s, n))
     fill = jax.jit(lambda c: caches.extend(view, config, c, tokens[:, :3], jnp.zeros(2, int), jnp.full(2, 3)))
     results = []
@@ -96,7 +96,7 @@ def test_what_a_cache_held_before_changes_no_result():
 
 def test_tokens_beyond_count_and_rows_without_any_write_nothing():
     config = tiny_config()
-    view, tokens = transformer.unstack(random_params(config), config), random_tokens(config, 3, 4)
+    view, tokens = weights.unstack(random_params(config), config), random_tokens(config, 3, 4)
     state = jax.tree.map(lambda a: jnp.full_like(a, 7.0), caches.init(config, 3, 9))
     start, count = jnp.array([2, 0, 7]), jnp.array([3, 0, 2])
     _, after = jax.jit(lambda c: caches.extend(view, config, c, tokens, start, count))(state)

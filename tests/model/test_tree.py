@@ -7,14 +7,14 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from glm_jax.model import transformer, tree
+from glm_jax.model import tree, weights
 from glm_jax.model.config import glm52_744b
 from glm_jax.model.tree import Leaf
 from tests.model.tiny import named_leaves, random_params, three_layers
 
 
 def test_the_released_model_has_743_billion_parameters_in_21_computing_layers():
-    leaves = transformer.abstract(glm52_744b())
+    leaves = weights.abstract(glm52_744b())
     assert tree.size(leaves) == pytest.approx(743e9, rel=2e-3)
     stacks = {g: [layer.attn.indexer is not None for layer in layers] for g, layers in enumerate(leaves.groups)}
     assert stacks == {0: [True], 1: [False, False, False, True], 2: [False]}
@@ -23,14 +23,14 @@ def test_the_released_model_has_743_billion_parameters_in_21_computing_layers():
 
 
 def test_the_released_models_weights_are_bfloat16_but_for_router_and_bias():
-    shapes = named_leaves(tree.shapes(transformer.abstract(glm52_744b()), "bfloat16"))
+    shapes = named_leaves(tree.shapes(weights.abstract(glm52_744b()), "bfloat16"))
     wide = {name.rpartition(".")[2] for name, leaf in shapes.items() if leaf.dtype == jnp.float32}
     assert wide == {"router", "bias"}
 
 
 def test_a_leafs_numbers_depend_on_its_place_and_the_seed_alone():
-    leaf = lambda: Leaf((40, 30), ("embed", None), fan_in=40)  # noqa: E731
-    draw = lambda tree_, seed: tree.initialise(tree_, jax.random.key(seed), "float32", None)  # noqa: E731
+    leaf = lambda: Leaf((40, 30), ("embed", None), fan_in=40)
+    draw = lambda tree_, seed: tree.initialise(tree_, jax.random.key(seed), "float32", None)
     small, large = draw({"a": leaf()}, 0), draw({"b": leaf(), "a": leaf()}, 0)
     np.testing.assert_array_equal(small["a"], large["a"])
     assert np.abs(large["a"] - large["b"]).max() > 0.1
@@ -53,8 +53,8 @@ def test_matrices_are_drawn_at_the_scale_asked_for_and_constants_are_constant():
 def test_a_critic_starts_as_the_policy_with_a_value_head_at_zero():
     config = three_layers()
     policy = random_params(config)
-    critic = transformer.critic_from_policy(policy, config)
-    declared = tree.shapes(transformer.abstract(config, critic=True), "float32")
+    critic = weights.critic_from_policy(policy, config)
+    declared = tree.shapes(weights.abstract(config, critic=True), "float32")
     assert jax.tree.map(lambda a: a.shape, critic) == jax.tree.map(lambda a: a.shape, declared)
     assert critic.head is None and not critic.value.any()
     np.testing.assert_array_equal(critic.groups[1][0].mlp.experts.down, policy.groups[1][0].mlp.experts.down)

@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from glm_jax.model import transformer, tree
+from glm_jax.model import tree, weights
 from glm_jax.model.config import ModelConfig
 
 SHAPE = dict(
@@ -48,7 +48,7 @@ def two_layers(**changes) -> ModelConfig:
     return tiny_config(num_hidden_layers=2, **{**types, **changes})
 
 
-def random_params(config: ModelConfig, seed: int = 0, critic: bool = False) -> transformer.Transformer:
+def random_params(config: ModelConfig, seed: int = 0, critic: bool = False) -> weights.Transformer:
     """Drawn with numpy, without a compile: matrices at fan-in^-1/2, norms and biases spread around their constant."""
     rng = np.random.default_rng(seed)
 
@@ -56,7 +56,7 @@ def random_params(config: ModelConfig, seed: int = 0, critic: bool = False) -> t
         spread = leaf.fan_in**-0.5 if leaf.fan_in else 0.2
         return jnp.asarray(leaf.value + spread * rng.standard_normal(leaf.shape), leaf.dtype or config.dtype)
 
-    return tree.map_leaves(draw, transformer.abstract(config, critic))
+    return tree.map_leaves(draw, weights.abstract(config, critic))
 
 
 def random_tokens(config: ModelConfig, rows: int, columns: int, seed: int = 0) -> np.ndarray:

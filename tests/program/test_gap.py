@@ -9,7 +9,7 @@ import numpy as np
 from glm_jax.learn.forward import token_logp
 from glm_jax.model import cache as caches
 from glm_jax.model.heads import log_probs, unembed
-from glm_jax.model.transformer import unstack
+from glm_jax.model.weights import unstack
 from tests.model.tiny import as_float64, random_params, random_tokens, three_layers
 
 CONFIG = three_layers(dtype="float64")
@@ -20,7 +20,7 @@ def test_prefill_and_decode_give_the_trainers_log_probs_to_the_twelfth_digit():
     tokens = random_tokens(CONFIG, ROWS, COLUMNS)
     with jax.enable_x64(True):
         params = as_float64(random_params(CONFIG))
-        full = lambda value: jnp.full(ROWS, value, jnp.float64)  # noqa: E731
+        full = lambda value: jnp.full(ROWS, value, jnp.float64)
 
         @jax.jit
         def sampler(params, tokens):

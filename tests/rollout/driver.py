@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from glm_jax.model.transformer import unstack
+from glm_jax.model.weights import unstack
 from glm_jax.rollout import sampler, slots
 from glm_jax.rollout.config import RolloutConfig
 from glm_jax.rollout.requests import GOES_ON, Log, empty_requests

@@ -35,7 +35,7 @@ def exact(temperature, top_p):
 
 def draw(numbers, temperature, top_p, logits=LOGITS):
     rows = len(numbers)
-    full = lambda value: jnp.full(rows, value, jnp.float32)  # noqa: E731
+    full = lambda value: jnp.full(rows, value, jnp.float32)
     token, logp = jax.jit(sample)(
         jnp.tile(logits, (rows, 1)), full(temperature), full(top_p), jnp.asarray(numbers, jnp.float32)
     )

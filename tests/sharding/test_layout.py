@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from jax.sharding import PartitionSpec
 
-from glm_jax.model import transformer
+from glm_jax.model import weights
 from glm_jax.model.config import glm52_744b
 from glm_jax.model.tree import Leaf
 from glm_jax.sharding import layout
@@ -20,7 +20,7 @@ CONFIG = three_layers()
 
 
 def specs(rules, mesh) -> dict[str, PartitionSpec]:
-    found = named_leaves(layout.shardings(transformer.abstract(CONFIG), rules, mesh))
+    found = named_leaves(layout.shardings(weights.abstract(CONFIG), rules, mesh))
     return {name: sharding.spec for name, sharding in found.items()}
 
 
@@ -39,11 +39,11 @@ def test_the_handoff_goes_from_one_layout_to_another_and_keeps_every_value():
     moved = {name for name in learn if learn[name] != sample[name]}
     assert {".embed", ".head", ".groups[0][0].attn.q_a", ".groups[1][0].mlp.router"} <= moved
     assert ".groups[0][0].attn.q_b" not in moved, "what no data axis splits stays where it is"
-    params = jax.device_put(random_params(CONFIG), layout.shardings(transformer.abstract(CONFIG), layout.LEARN, mesh))
+    params = jax.device_put(random_params(CONFIG), layout.shardings(weights.abstract(CONFIG), layout.LEARN, mesh))
     view = jax.jit(lambda p: handoff(p, CONFIG, mesh))(params)
     assert params.embed.sharding.shard_shape((64, 32)) == (32, 8)
     assert view.embed.sharding.shard_shape((64, 32)) == (32, 32)
-    want = transformer.unstack(random_params(CONFIG), CONFIG)
+    want = weights.unstack(random_params(CONFIG), CONFIG)
     assert jax.tree.structure(view) == jax.tree.structure(want) and len(view.groups) == 3
     for a, b in zip(jax.tree.leaves(view), jax.tree.leaves(want), strict=True):
         np.testing.assert_array_equal(a, b)
@@ -59,20 +59,18 @@ def test_experts_stay_on_their_devices_where_only_the_expert_axis_splits():
 
 
 def test_the_released_model_lies_on_meshes_of_eight():
-    leaves = transformer.abstract(glm52_744b())
+    leaves = weights.abstract(glm52_744b())
     for axes in (dict(fsdp=8), dict(expert=8), dict(data=2, expert=2, tensor=2)):
         for rules in (layout.LEARN, layout.SAMPLE):
             assert layout.shardings(leaves, rules, make_mesh(MeshConfig(**axes)))
 
 
 def test_a_dimension_that_does_not_divide_is_named_with_its_size():
-    leaves = transformer.abstract(three_layers(n_routed_experts=6))
+    leaves = weights.abstract(three_layers(n_routed_experts=6))
     with pytest.raises(LayoutError, match=r"mlp.*dimension of 6 that does not divide over expert \(4 devices\)"):
         layout.shardings(leaves, layout.LEARN, make_mesh(MeshConfig(expert=4)))
     with pytest.raises(LayoutError, match=r"\.embed has a dimension of 63 .* tensor \(2 devices\)"):
-        layout.shardings(
-            transformer.abstract(three_layers(vocab_size=63)), layout.LEARN, make_mesh(MeshConfig(tensor=2))
-        )
+        layout.shardings(weights.abstract(three_layers(vocab_size=63)), layout.LEARN, make_mesh(MeshConfig(tensor=2)))
 
 
 def test_two_dimensions_of_one_leaf_never_claim_one_mesh_axis():

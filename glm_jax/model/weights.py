@@ -1,0 +1,84 @@
+"""The weights of a model: one declared tree, its initial values, and the same layers stacked or one by one."""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+from flax import struct
+from jaxtyping import Array
+
+from glm_jax.model import attention, tree
+from glm_jax.model.attention import Attention
+from glm_jax.model.config import ModelConfig
+from glm_jax.model.moe import Mlp, Moe, init_mlp, init_moe
+from glm_jax.model.schedule import LayerKind
+from glm_jax.model.tree import Leaf
+
+
+@struct.dataclass
+class Layer:
+    attn_norm: Array  # [D]
+    attn: Attention
+    mlp_norm: Array  # [D]
+    mlp: Mlp | Moe
+
+
+@struct.dataclass
+class Transformer:
+    """Parameters of a policy (`head`) or of a critic (`value`): the trees are equal but for these two.
+
+    `groups[g][i]` is layer i of group g's pattern, stacked over the group's repeats (no stack where it repeats once).
+    """
+
+    embed: Array  # [V, D]
+    groups: tuple[tuple[Layer, ...], ...]
+    norm: Array  # [D]
+    head: Array | None  # [D, V]; None when tied, and in a critic
+    value: Array | None  # [D + 1]: weights and bias of the value head, in a critic
+
+
+def abstract(config: ModelConfig, critic: bool = False) -> Transformer:
+    """Every parameter declared (shape, logical axes, initialiser)."""
+    dim, vocab = config.hidden_size, config.vocab_size
+
+    def layer(kind: LayerKind) -> Layer:
+        return Layer(
+            attn_norm=Leaf((dim,), (None,), value=1.0),
+            attn=attention.init(config, kind.full),
+            mlp_norm=Leaf((dim,), (None,), value=1.0),
+            mlp=init_moe(config) if kind.sparse else init_mlp(dim, config.intermediate_size),
+        )
+
+    return Transformer(
+        embed=Leaf((vocab, dim), ("vocab", "embed"), dim),
+        groups=tuple(tuple(tree.stack(layer(k), g.repeats) for k in g.pattern) for g in config.groups),
+        norm=Leaf((dim,), (None,), value=1.0),
+        head=None if critic or config.tie_word_embeddings else Leaf((dim, vocab), ("embed", "vocab"), dim),
+        value=Leaf((dim + 1,), (None,)) if critic else None,
+    )
+
+
+def init(config: ModelConfig, key: jax.Array, critic: bool = False) -> Transformer:
+    """Random parameters."""
+    return tree.initialise(abstract(config, critic), key, config.dtype, config.initializer_range)
+
+
+def critic_from_policy(params: Transformer, config: ModelConfig) -> Transformer:
+    """A critic that starts as the policy: its tree without lm_head, and a value head at zero."""
+    value = jnp.zeros((config.hidden_size + 1,), params.norm.dtype)
+    return params.replace(head=None, value=value)
+
+
+def unstack(params: Transformer, config: ModelConfig) -> Transformer:
+    """The layers one by one instead of stacked."""
+    groups = []
+    for group, layers in zip(config.groups, params.groups, strict=True):
+        for r in range(group.repeats):
+            pick = (lambda a: a) if group.repeats == 1 else (lambda a, r=r: a[r])
+            groups.append(tuple(jax.tree.map(pick, layer) for layer in layers))
+    return params.replace(groups=tuple(groups))
+
+
+def for_decoding(params: Transformer, config: ModelConfig) -> Transformer:
+    """The layers in the form a decode loop runs fastest: one by one on a CPU, where slicing a stack copies it."""
+    return unstack(params, config) if jax.default_backend() == "cpu" else params
