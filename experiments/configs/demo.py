@@ -60,7 +60,7 @@ def get_config() -> ConfigDict:
     config.sft.batch = 192
     config.sft.policy_lr.peak = 2e-3
     config.sft.policy_lr.warmup = 20
-    config.value.steps = 40
+    config.value.steps = 80
     config.value.batch = 256
     config.value.critic_lr.peak = 2e-3
     config.value.critic_lr.warmup = 10
