@@ -49,9 +49,9 @@ def get_config() -> ConfigDict:
     config.rollout.prefill_slots = 32
     config.rollout.prefill_chunk = 8
 
-    config.learn.micro_batches = 3
+    config.learn.micro_batches = 4
     config.learn.rows = 32
-    config.learn.length = 48
+    config.learn.length = 40
     config.learn.indexer_kl = 0.1
     config.staleness.tau = 0
 

@@ -11,7 +11,7 @@ import jax
 import numpy as np
 
 from glm_jax.data.tasks import Task, make_tasks
-from glm_jax.data.tokenizer import ByteTokenizer
+from glm_jax.data.tokenizer import Tokenizer, tokenizer_of
 from glm_jax.host import compose
 from glm_jax.host.batches import pack, rollout_document, unpack
 from glm_jax.host.config import RunConfig
@@ -59,7 +59,7 @@ def run(config: RunConfig, workdir: Path, rollouts: int, report: Path | None) ->
     One rollout of every held-out task is judged. The baseline is fitted on `rollouts` rollouts of training tasks, or as
     many as are held out if that is more. Raises RunError for a workdir without a checkpoint, or one without a critic.
     """
-    tokenizer = ByteTokenizer()
+    tokenizer = tokenizer_of(config.model.path)
     step, program, state = _restore(config, workdir, tokenizer)
     tasks = make_tasks(config.tasks)
     compose.check_prompts((*tasks.train, *tasks.eval), tokenizer, config.rollout.window)
@@ -203,7 +203,7 @@ def _means(keys: np.ndarray, x: np.ndarray, wanted: np.ndarray) -> tuple[np.ndar
     return (total / np.maximum(count, 1))[wanted], count[wanted] > 0
 
 
-def _restore(config: RunConfig, workdir: Path, tokenizer: ByteTokenizer) -> tuple[int, Program, RunState]:
+def _restore(config: RunConfig, workdir: Path, tokenizer: Tokenizer) -> tuple[int, Program, RunState]:
     """The newest checkpoint's step, and its policy and critic in a program's state."""
     if config.learn.advantage != "sao":
         raise RunError(

@@ -1,8 +1,12 @@
-"""The work that every stack under measurement does: one RL iteration on a small GLM-MoE-DSA model."""
+"""The work that every stack under measurement does: an RL iteration, or greedy text, on small GLM-MoE-DSA models.
+
+Imports nothing of ours, for the peers' environments have only their own.
+"""
 
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Callable
 
 
 @dataclasses.dataclass(frozen=True)
@@ -44,3 +48,59 @@ MODEL = {
     "index_n_heads": 4,
     "initializer_range": 0.02,
 }
+
+# 17.0 M parameters, for `bench model`: selections shared by up to three layers, 256 of up to 4096 keys.
+LARGER = {
+    "model_type": "glm_moe_dsa",
+    "vocab_size": 4096,
+    "hidden_size": 256,
+    "intermediate_size": 1024,
+    "moe_intermediate_size": 256,
+    "num_hidden_layers": 8,
+    "first_k_dense_replace": 1,
+    "num_attention_heads": 8,
+    "num_key_value_heads": 8,
+    "n_routed_experts": 8,
+    "num_experts_per_tok": 2,
+    "n_shared_experts": 1,
+    "q_lora_rank": 128,
+    "kv_lora_rank": 64,
+    "qk_nope_head_dim": 32,
+    "qk_rope_head_dim": 16,
+    "v_head_dim": 32,
+    "index_topk": 256,
+    "index_head_dim": 32,
+    "index_n_heads": 8,
+    "indexer_types": ["full", "full", "shared", "shared", "shared", "full", "shared", "shared"],
+    "initializer_range": 0.02,
+}
+
+
+@dataclasses.dataclass(frozen=True)
+class Text:
+    """Greedy continuation of `new` tokens of prompts of each length, and of `batch` prompts of the first length."""
+
+    prompts: tuple[int, ...] = (1024, 4096)
+    new: int = 32
+    batch: int = 32
+
+
+LONG, SHORT = Text(), Text(prompts=(40, 80), new=4, batch=2)
+
+
+def timed(text: Text, generate: Callable[[int, int, int], None], clock: Callable[[], float]) -> dict[str, float]:
+    """Seconds of each part; `generate(prompts, length, new)` makes `new` tokens after each of so many prompts.
+
+    One new token is the prefill; what more of them take is decoding, per step.
+    """
+    figures = {}
+    for prompts, length in [(1, n) for n in text.prompts] + [(text.batch, text.prompts[0])]:
+        start = clock()
+        generate(prompts, length, 1)
+        first = clock()
+        generate(prompts, length, 1 + text.new)
+        both = clock() - first
+        prefill = first - start
+        figures[f"prefill {prompts} x {length}"] = prefill
+        figures[f"decode {prompts} x {length}"] = (both - prefill) / text.new
+    return figures

@@ -36,9 +36,9 @@ def run(argv: Sequence[str]) -> int:
     return 0
 
 
-def _define_rl(values: flags.FlagValues) -> None:
+def _define_duel(values: flags.FlagValues) -> None:
     flags.DEFINE_integer("repeats", 5, "measured iterations of each", lower_bound=1, flag_values=values)
-    flags.DEFINE_string("peer_python", None, "a python that has trl installed (default: this one)", flag_values=values)
+    flags.DEFINE_string("peer_python", None, "a python that has the peer (default: this one)", flag_values=values)
     flags.DEFINE_bool("smoke", False, "the smallest size: shows that it runs, measures nothing", flag_values=values)
     _define_json(values)
 
@@ -60,6 +60,13 @@ def _rl(command: Command) -> str:
     return rl.run(options.repeats, options.peer_python, _report(command), options.smoke)
 
 
+def _model(command: Command) -> str:
+    from glm_jax.bench import model
+
+    options = command.flags
+    return model.run(options.repeats, options.peer_python, _report(command), options.smoke)
+
+
 def _critic(command: Command) -> str:
     # jax is imported here and not above, so that --help answers at once.
     from glm_jax.bench import critic
@@ -68,6 +75,12 @@ def _critic(command: Command) -> str:
 
     config = read(RunConfig, command.config)
     return critic.run(config, command.workdir, command.flags.rollouts, _report(command))
+
+
+def _flops(command: Command) -> str:
+    from glm_jax.bench import flops
+
+    return flops.run(_report(command))
 
 
 def _report(command: Command) -> Path | None:
@@ -82,7 +95,11 @@ def _help() -> str:
 
 
 BENCHES = {
-    "rl": Bench("one RL iteration: sample 64 completions, learn from them; beside TRL's GRPO", _define_rl, (), _rl),
+    "flops": Bench(
+        "operations and cache bytes per token of the 744B model, 4k to 1M context", _define_json, (), _flops
+    ),
+    "model": Bench("prefill and decode of a 17 M-parameter model, beside transformers", _define_duel, (), _model),
+    "rl": Bench("one RL iteration: sample 64 completions, learn from them; beside TRL's GRPO", _define_duel, (), _rl),
     "critic": Bench(
         "variance of the return that a run's critic explains, beside position and prompt length alone",
         _define_critic,

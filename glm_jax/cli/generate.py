@@ -7,7 +7,7 @@ from pathlib import Path
 
 from absl import flags
 
-from glm_jax.cli.flags import parse
+from glm_jax.cli.flags import UsageError, parse
 
 
 def _define(values: flags.FlagValues) -> None:
@@ -15,6 +15,7 @@ def _define(values: flags.FlagValues) -> None:
     flags.DEFINE_integer("max_new_tokens", 32, "longest completion", lower_bound=1, flag_values=values)
     flags.DEFINE_float("temperature", 0.0, "0 = greedy", lower_bound=0.0, flag_values=values)
     flags.DEFINE_float("top_p", 1.0, "share of probability that is sampled from", 0.0, 1.0, flag_values=values)
+    flags.DEFINE_bool("chat", False, "each prompt is a message to the model's chat template", flag_values=values)
     flags.DEFINE_integer("seed", 0, "of the random numbers", flag_values=values)
 
 
@@ -22,23 +23,31 @@ def run(argv: Sequence[str]) -> int:
     """Prints each prompt and its completion. The folder is a model in the public layout, such as WORKDIR/policy."""
     command = parse("generate", argv, _define, positional=("model",), required=("prompt",))
     # jax is imported here and not above, so that --help answers at once.
-    from glm_jax.data.tokenizer import ByteTokenizer
+    from glm_jax.data.tokenizer import tokenizer_of
     from glm_jax.io.hf import load
     from glm_jax.rollout.generate import generate
 
-    tokenizer = ByteTokenizer()
-    config, params = load(Path(command.positional[0]).expanduser())
-    options = command.flags
+    folder, options = Path(command.positional[0]).expanduser(), command.flags
+    tokenizer = tokenizer_of(folder)
+    if options.chat and not hasattr(tokenizer, "chat"):
+        raise UsageError(f"{folder} has no tokenizer.json, and bytes have no chat template: leave --chat out")
+    config, params = load(folder)
+    if not tokenizer.fits(config.vocab_size):
+        raise UsageError(
+            f"{folder} has {config.vocab_size} token ids and its tokenizer {tokenizer.vocab_size}: they do not belong "
+            "together"
+        )
+    texts = [tokenizer.chat([{"role": "user", "content": p}]) if options.chat else p for p in options.prompt]
     completions = generate(
         params,
         config,
-        [tokenizer.encode(prompt) for prompt in options.prompt],
+        [tokenizer.encode(text) for text in texts],
         options.max_new_tokens,
         temperature=options.temperature,
         top_p=options.top_p,
-        stop=(tokenizer.eos_id,),
+        stop=tokenizer.stop_ids,
         seed=options.seed,
     )
     for prompt, completion in zip(options.prompt, completions, strict=True):
-        print(f"{prompt}{tokenizer.decode(completion.tokens)}")
+        print(f"{'' if options.chat else prompt}{tokenizer.decode(completion.tokens)}")
     return 0

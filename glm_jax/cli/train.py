@@ -37,10 +37,10 @@ def _dry(argv: Sequence[str]) -> bool:
 
 def _memory(config: object) -> str:
     """The state's parts in MiB, on all devices together."""
-    from glm_jax.data.tokenizer import ByteTokenizer
+    from glm_jax.data.tokenizer import tokenizer_of
     from glm_jax.host import compose
 
-    program = compose.make_program(config, compose.model_config(config, ByteTokenizer()))
+    program = compose.make_program(config, compose.model_config(config, tokenizer_of(config.model.path)))
     parts = compose.memory(program)
     devices = program.mesh.size
     rows = [f"  {name:<18} {size / 2**20:12.1f} MiB" for name, size in (*parts.items(), ("all", sum(parts.values())))]

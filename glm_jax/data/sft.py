@@ -10,7 +10,7 @@ import numpy as np
 
 from glm_jax.data.errors import DataError
 from glm_jax.data.tasks import Task
-from glm_jax.data.tokenizer import ByteTokenizer
+from glm_jax.data.tokenizer import Tokenizer
 
 
 class Example(NamedTuple):
@@ -21,7 +21,7 @@ class Example(NamedTuple):
     answer: np.ndarray
 
 
-def examples(tasks: Sequence[Task], tokenizer: ByteTokenizer, window: int) -> list[Example]:
+def examples(tasks: Sequence[Task], tokenizer: Tokenizer, window: int) -> list[Example]:
     """The examples of `tasks` in their order.
 
     Raises DataError when there are none, when a task has no answer, or when prompt and answer exceed `window` tokens.

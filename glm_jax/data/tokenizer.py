@@ -1,21 +1,52 @@
-"""A tokenizer of bytes: every text has exactly one encoding, and there is nothing to download."""
+"""Text to ids and back: a model folder's own tokenizer, or bytes, where there is nothing to download."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
+from pathlib import Path
+from typing import Protocol
 
 # Ids below FIRST_BYTE are special; 3 to 7 are unused and make the vocabulary a multiple of 8, as meshes like it.
 PAD, BOS, EOS, FIRST_BYTE = 0, 1, 2, 8
 _NAMES = {PAD: "<pad>", BOS: "<bos>", EOS: "<eos>"}
 
 
+class Tokenizer(Protocol):
+    """What the other rooms use of a tokenizer."""
+
+    vocab_size: int
+    eos_id: int  # ends an answer in supervised examples
+    stop_ids: tuple[int, ...]  # each ends a sampled answer; eos_id first
+
+    def fits(self, vocab_size: int) -> bool: ...
+    def encode(self, text: str) -> list[int]: ...
+    def decode(self, ids: Iterable[int]) -> str: ...
+
+
+def tokenizer_of(folder: str | Path | None) -> Tokenizer:
+    """The tokenizer of a model folder; bytes where it has none, or there is no folder."""
+    from glm_jax.data.file_tokenizer import FILE, FileTokenizer
+
+    if folder is not None and (Path(folder) / FILE).is_file():
+        return FileTokenizer(Path(folder))
+    return ByteTokenizer()
+
+
 class ByteTokenizer:
-    """UTF-8 bytes as ids 8 to 263; 0 is padding, 1 begins a document, 2 ends an answer."""
+    """UTF-8 bytes as ids 8 to 263; 0 is padding, 1 begins a document, 2 ends an answer.
+
+    Every text has exactly one encoding.
+    """
 
     vocab_size = FIRST_BYTE + 256
     pad_id = PAD
     bos_id = BOS
     eos_id = EOS
+    stop_ids = (EOS,)
+
+    def fits(self, vocab_size: int) -> bool:
+        """Whether a model of so many ids can be read: it must have these, and no other that it could sample."""
+        return self.vocab_size == vocab_size
 
     def encode(self, text: str) -> list[int]:
         """The ids of `text`, without bos or eos. A lone surrogate, which UTF-8 cannot write, becomes '?'."""

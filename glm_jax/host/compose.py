@@ -10,7 +10,7 @@ from typing import Any
 import jax
 
 from glm_jax.data.tasks import Task
-from glm_jax.data.tokenizer import ByteTokenizer
+from glm_jax.data.tokenizer import Tokenizer
 from glm_jax.envs.rewards import RewardPool
 from glm_jax.host.config import RunConfig
 from glm_jax.host.device import Device
@@ -26,19 +26,24 @@ from glm_jax.program.state import RunState
 from glm_jax.sharding.mesh import make_mesh
 
 
-def model_config(config: RunConfig, tokenizer: ByteTokenizer) -> ModelConfig:
+def model_config(config: RunConfig, tokenizer: Tokenizer) -> ModelConfig:
     """The architecture; a preset gets the tokenizer's vocabulary. Raises RunError where the two do not agree."""
     source = config.model
     if source.path is not None:
         model = hf.read_config(Path(source.path))
     else:
         model = PRESETS[source.preset](**{"vocab_size": tokenizer.vocab_size, **source.changes})
-    if model.vocab_size != tokenizer.vocab_size:
+    check_vocabulary("the model", model, tokenizer)
+    return model
+
+
+def check_vocabulary(name: str, model: ModelConfig, tokenizer: Tokenizer) -> None:
+    """Raises RunError where the model samples what the tokenizer cannot read, or cannot read what it writes."""
+    if not tokenizer.fits(model.vocab_size):
         raise RunError(
-            f"the model has {model.vocab_size} token ids and the tokenizer {tokenizer.vocab_size}: what it samples "
+            f"{name} has {model.vocab_size} token ids and the tokenizer {tokenizer.vocab_size}: what it samples "
             "could not be read. Use a model of the tokenizer's vocabulary."
         )
-    return model
 
 
 def make_program(config: RunConfig, model: ModelConfig, learn: LearnConfig | None = None) -> Program:
@@ -51,7 +56,7 @@ def first_state(program: Program, config: RunConfig) -> RunState:
     state = program.init(config.seed)
     if config.model.path is None:
         return state
-    _, params = hf.load(config.model.path)
+    _, params = hf.load(config.model.path, shardings=program.shardings.policy.params)
     return with_policy(program, state, params)
 
 
@@ -69,7 +74,7 @@ def policy_target(program: Program) -> Any:
     return jax.tree.map(place, shapes, program.shardings.policy.params)
 
 
-def check_prompts(tasks: Sequence[Task], tokenizer: ByteTokenizer, window: int) -> None:
+def check_prompts(tasks: Sequence[Task], tokenizer: Tokenizer, window: int) -> None:
     """Raises RunError for a prompt that leaves no room for a token within the window."""
     sizes = [len(tokenizer.encode(task.question)) for task in tasks]
     long = [(size, task.id) for size, task in zip(sizes, tasks, strict=True) if size >= window]
@@ -90,12 +95,12 @@ def make_sampling(
     ledger: Ledger,
     pool: RewardPool,
     tasks: Sequence[Task],
-    tokenizer: ByteTokenizer,
+    tokenizer: Tokenizer,
 ) -> Sampling:
     """The desk between ledger, device and rewards."""
     device = Device(program, state, config.rollout, config.shape, config.patience)
     scorer = Scorer(ledger, pool, tokenizer.decode, {task.id: task for task in tasks})
-    draw = Draw(config.rollout.window, config.rollout.temperature, config.rollout.top_p, (tokenizer.eos_id,))
+    draw = Draw(config.rollout.window, config.rollout.temperature, config.rollout.top_p, tokenizer.stop_ids)
     return Sampling(ledger, device, scorer, tokenizer.encode, draw)
 
 

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
+import dataclasses
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from glm_jax.data.tasks import Task, make_tasks
-from glm_jax.data.tokenizer import ByteTokenizer
+from glm_jax.data.tokenizer import Tokenizer, tokenizer_of
 from glm_jax.host import compose
 from glm_jax.host.config import RunConfig
 from glm_jax.host.errors import RunError
@@ -26,7 +26,7 @@ from glm_jax.program.round import Program
 from glm_jax.program.state import RunState
 
 
-@dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True)
 class Measured:
     """What an evaluation found. passes: pass@k by k."""
 
@@ -44,7 +44,7 @@ def measure(config: RunConfig, workdir: Path | None, model: Path | None, samples
     right when it matches exactly; where a task has no answer, when its reward is the highest there is. Answers whose
     reward is invalid count as wrong.
     """
-    tokenizer = ByteTokenizer()
+    tokenizer = tokenizer_of(model or config.model.path)
     tasks = make_tasks(config.tasks).eval
     compose.check_prompts(tasks, tokenizer, config.rollout.window)
     source, program, params = _weights(config, workdir, model, tokenizer)
@@ -64,7 +64,7 @@ def measure(config: RunConfig, workdir: Path | None, model: Path | None, samples
 
 @contextmanager
 def desk(
-    config: RunConfig, program: Program, state: RunState, tasks: Sequence[Task], tokenizer: ByteTokenizer
+    config: RunConfig, program: Program, state: RunState, tasks: Sequence[Task], tokenizer: Tokenizer
 ) -> Iterator[Sampling]:
     """Sampling and scoring of `tasks` apart from any run; the state is donated.
 
@@ -73,7 +73,8 @@ def desk(
     with tempfile.TemporaryDirectory() as folder, compose.make_pool(config) as pool:
         ledger = Ledger(Path(folder) / "ledger.jsonl")
         try:
-            yield compose.make_sampling(config, program, state, ledger, pool, tasks, tokenizer)
+            sampler = dataclasses.replace(program, round=program.sample)
+            yield compose.make_sampling(config, sampler, state, ledger, pool, tasks, tokenizer)
         finally:
             ledger.file.close()
 
@@ -108,18 +109,16 @@ def newest_step(config: RunConfig, workdir: Path) -> int | None:
 
 
 def _weights(
-    config: RunConfig, workdir: Path | None, model: Path | None, tokenizer: ByteTokenizer
+    config: RunConfig, workdir: Path | None, model: Path | None, tokenizer: Tokenizer
 ) -> tuple[str, Program, Any]:
     """Where the weights are, the program that samples with them, and the weights."""
     learn = compose.without_critic(config.learn)
     if model is not None:
-        architecture, params = hf.load(model)
-        if architecture.vocab_size != tokenizer.vocab_size:
-            raise RunError(
-                f"{model} has {architecture.vocab_size} token ids and the tokenizer {tokenizer.vocab_size}: what it "
-                "samples could not be read. Use a model of the tokenizer's vocabulary."
-            )
-        return str(model), compose.make_program(config, architecture, learn), params
+        architecture = hf.read_config(model)
+        compose.check_vocabulary(str(model), architecture, tokenizer)
+        program = compose.make_program(config, architecture, learn)
+        _, params = hf.load(model, shardings=program.shardings.policy.params)
+        return str(model), program, params
     step = newest_step(config, workdir)
     if step is None:
         raise RunError(f"{workdir} holds no checkpoint: train first, or name a model folder with --model.")

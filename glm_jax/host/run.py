@@ -13,7 +13,7 @@ import jax
 from glm_jax.config.strict import fingerprint, plain
 from glm_jax.data import sft
 from glm_jax.data.tasks import TaskSet, make_tasks
-from glm_jax.data.tokenizer import ByteTokenizer
+from glm_jax.data.tokenizer import Tokenizer, tokenizer_of
 from glm_jax.host import compose
 from glm_jax.host.baselines import Baseline
 from glm_jax.host.config import RunConfig
@@ -48,7 +48,7 @@ def train(config: RunConfig, workdir: Path) -> None:
         step, host = saver.newest() or (0, None)
         if host is not None:
             check_same_run(host, flat(config), workdir)
-        tokenizer = ByteTokenizer()
+        tokenizer = tokenizer_of(config.model.path)
         model = compose.model_config(config, tokenizer)
         if host is not None and host["finished"]:
             _say_done(config, workdir, model, step, host)
@@ -78,7 +78,7 @@ def train(config: RunConfig, workdir: Path) -> None:
         loop = Loop(plan, tasks, sampling, prompts, examples, baseline, saver, report, identity, host)
         loop.run()
         writer.flush()
-        finish(workdir, model, sampling.device.state.policy.params, loop.samples, progress.say)
+        finish(workdir, model, sampling.device.state.policy.params, loop.samples, progress.say, _source(config))
 
 
 def make_plan(config: RunConfig) -> Plan:
@@ -134,7 +134,11 @@ def _claim(workdir: Path, config: RunConfig) -> None:
     part.replace(path)
 
 
-def _examples(config: RunConfig, tasks: TaskSet, tokenizer: ByteTokenizer, host: dict | None) -> Examples:
+def _source(config: RunConfig) -> Path | None:
+    return Path(config.model.path) if config.model.path else None
+
+
+def _examples(config: RunConfig, tasks: TaskSet, tokenizer: Tokenizer, host: dict | None) -> Examples:
     """The supervised examples, checked now if there is a stage that wants them."""
     wanted = any(stage.name == SFT for stage in config.laid_out)
     found = sft.examples(tasks.train, tokenizer, config.rollout.window) if wanted else []
@@ -146,7 +150,7 @@ def _say_done(config: RunConfig, workdir: Path, model: ModelConfig, step: int, h
     if not (workdir / EXPORT / "config.json").exists():
         target = compose.policy_target(compose.make_program(config, model))
         params = restore_weights(workdir / CHECKPOINTS / str(step), target)
-        finish(workdir, model, params, [Sample(**sample) for sample in host["samples"]], print)
+        finish(workdir, model, params, [Sample(**sample) for sample in host["samples"]], print, _source(config))
     print(f"{workdir} holds a finished run of {step} steps: nothing left to do.")
 
 

@@ -6,96 +6,127 @@ import dataclasses
 import json
 import logging
 import os
-import re
 import shutil
+from collections.abc import Iterator
 from pathlib import Path
 
 import jax
 import numpy as np
-from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save_file
 
 from glm_jax.io import layout
 from glm_jax.io.layout import Entry
+from glm_jax.io.tensors import FLOATS, FP8, INDEX, SCALE, SINGLE, CheckpointError, Tensors, read_json, scale_shape
 from glm_jax.model import tree, weights
 from glm_jax.model.config import ModelConfig, from_hf, to_hf
-from glm_jax.model.weights import Transformer
+from glm_jax.model.weights import Layer, Transformer
+
+logger = logging.getLogger(__name__)
 
 SHARD_BYTES = 5 << 30
-_INDEX = "model.safetensors.index.json"
-_SINGLE = "model.safetensors"
 
 
-class CheckpointError(ValueError):
-    """A model folder that cannot be read as what its config says."""
+def load(
+    path: str | os.PathLike, dtype: str | None = None, shardings: Transformer | None = None
+) -> tuple[ModelConfig, Transformer]:
+    """Reads a model folder in float32, bfloat16, float16 or the FP8 release layout.
 
-
-def load(path: str | os.PathLike, dtype: str | None = None) -> tuple[ModelConfig, Transformer]:
-    """Reads a model folder. `dtype` overrides the config's; router and its bias stay float32.
+    `dtype` overrides the config's; router and its bias stay float32. `shardings` says where each parameter goes
+    (default: the first device). Each device's shard is read and placed by itself, so the host holds one shard and one
+    file tensor at a time.
 
     Raises:
-        CheckpointError: naming every missing, unexpected and misshapen tensor at once; nothing is half-loaded.
+        CheckpointError: naming every missing, unexpected and misshapen tensor and wrong dtype at once, or the first
+            tensor that holds NaN; nothing is half-loaded.
     """
     folder = Path(path)
     config = read_config(folder)
     if dtype is not None:
         config = dataclasses.replace(config, dtype=dtype)
-    reader = _Reader(folder)
+    tensors = Tensors(folder)
     entries = layout.entries(config)
-    _check(folder, config, entries, reader)
+    _check(folder, config, entries, tensors)
     leaves = weights.abstract(config)
+    if shardings is None:
+        first = jax.sharding.SingleDeviceSharding(jax.devices()[0])
+        shardings = tree.map_leaves(lambda _: first, leaves)
 
-    def read(entry: Entry, leaf: tree.Leaf) -> np.ndarray:
-        return np.ascontiguousarray(entry.join([reader.get(n) for n in entry.names])).astype(leaf.dtype or config.dtype)
+    def read(entries: Entry | list[Entry], leaf: tree.Leaf, sharding) -> jax.Array:
+        return _place(leaf, config.dtype, sharding, lambda out, index: _fill(tensors, entries, out, index))
 
-    layers = entries.groups[0]
-    groups = []
-    for group, declared in zip(config.groups, leaves.groups, strict=True):
-        step = len(group.pattern)
-        rows = []
-        for i, leaf_layer in enumerate(declared):
-            numbers = range(group.first + i, group.first + step * group.repeats, step)
-            made = [_map(read, layers[n], leaf_layer) for n in numbers]
-            rows.append(made[0] if group.repeats == 1 else jax.tree.map(lambda *a: np.stack(a), *made))
-        groups.append(tuple(rows))
-    rest = {k: _map(read, getattr(entries, k), getattr(leaves, k)) for k in ("embed", "norm", "head")}
-    params = Transformer(groups=tuple(groups), value=None, **rest)
-    return config, jax.tree.map(jax.numpy.asarray, params)
+    def read_all(entries, leaves, shardings):
+        is_entry = lambda x: isinstance(x, Entry) or (isinstance(x, list) and isinstance(x[0], Entry))
+        return jax.tree.map(read, entries, leaves, shardings, is_leaf=is_entry)
+
+    layers, groups = entries.groups[0], []
+    for group, declared, places in zip(config.groups, leaves.groups, shardings.groups, strict=True):
+        step, made = len(group.pattern), []
+        for i, (leaf_layer, place) in enumerate(zip(declared, places, strict=True)):
+            rows = [layers[n] for n in range(group.first + i, group.first + step * group.repeats, step)]
+            stacked = rows[0] if group.repeats == 1 else _map(lambda *same: list(same), *rows)
+            made.append(read_all(stacked, leaf_layer, place))
+        groups.append(tuple(made))
+    parts = ("embed", "norm", "head", "draft")
+    rest = {k: read_all(getattr(entries, k), getattr(leaves, k), getattr(shardings, k)) for k in parts}
+    return config, Transformer(groups=tuple(groups), value=None, **rest)
+
+
+def _place(leaf: tree.Leaf, dtype: str, sharding, fill) -> jax.Array:
+    """One parameter, shard by shard; equal shards of several devices are read once."""
+    devices: dict[tuple, list] = {}
+    for device, index in sharding.addressable_devices_indices_map(leaf.shape).items():
+        whole = tuple(slice(*s.indices(n)) for s, n in zip(index, leaf.shape, strict=True))
+        devices.setdefault(tuple((s.start, s.stop) for s in whole), []).append(device)
+    shards = []
+    for bounds, on in devices.items():
+        index = tuple(slice(*b) for b in bounds)
+        out = np.empty([stop - start for start, stop in bounds], jax.numpy.dtype(leaf.dtype or dtype))
+        fill(out, index)
+        shards += jax.block_until_ready([jax.device_put(out, device) for device in on])
+    return jax.make_array_from_single_device_arrays(leaf.shape, sharding, shards)
+
+
+def _fill(tensors: Tensors, entries: Entry | list[Entry], out: np.ndarray, index: tuple[slice, ...]) -> None:
+    """Writes the part `index` of a parameter: of a stack layer by layer, of experts one by one."""
+    if isinstance(entries, list):
+        for part, entry in zip(out, entries[index[0]], strict=True):
+            _fill(tensors, entry, part, index[1:])
+    elif entries.many:
+        for part, names in zip(out, entries.groups[index[0]], strict=True):
+            part[...] = entries.join([tensors.get(n) for n in names])[index[1:]]
+    else:
+        out[...] = entries.join([tensors.get(n) for n in entries.groups[0]])[index]
 
 
 def save(path: str | os.PathLike, config: ModelConfig, params: Transformer, shard_bytes: int = SHARD_BYTES) -> None:
     """Writes a model folder that transformers and `load` read. Appears whole or not at all.
 
-    A model that stood there is replaced, other files stay.
+    A model that stood there is replaced, other files stay. The host holds one file of `shard_bytes` at a time.
     """
     folder = Path(path)
     partial = folder.with_name(folder.name + ".partial")
     shutil.rmtree(partial, ignore_errors=True)  # of a save that was interrupted
     partial.mkdir(parents=True)
-    tensors = dict(_file_tensors(config, jax.device_get(params)))
-    shards: list[dict[str, np.ndarray]] = [{}]
-    size = 0
-    for name, tensor in tensors.items():
-        if shards[-1] and size + tensor.nbytes > shard_bytes:
-            shards.append({})
-            size = 0
-        shards[-1][name] = tensor
-        size += tensor.nbytes
+    shards: list[list[str]] = []
+    total = 0
+    for shard in _shards(_file_tensors(config, params), shard_bytes):
+        save_file(shard, partial / f"{len(shards)}.part", metadata={"format": "pt"})
+        shards.append(list(shard))
+        total += sum(tensor.nbytes for tensor in shard.values())
     names = [f"model-{i + 1:05}-of-{len(shards):05}.safetensors" for i in range(len(shards))]
     if len(shards) == 1:
-        names = [_SINGLE]
+        names = [SINGLE]
     else:
-        index = {
-            "metadata": {"total_size": sum(t.nbytes for t in tensors.values())},
-            "weight_map": {k: name for name, shard in zip(names, shards, strict=True) for k in shard},
-        }
-        (partial / _INDEX).write_text(json.dumps(index, indent=2))
-    for name, shard in zip(names, shards, strict=True):
-        save_file(shard, partial / name, metadata={"format": "pt"})
+        weight_map = {k: name for name, shard in zip(names, shards, strict=True) for k in shard}
+        (partial / INDEX).write_text(
+            json.dumps({"metadata": {"total_size": total}, "weight_map": weight_map}, indent=2)
+        )
+    for i, name in enumerate(names):
+        (partial / f"{i}.part").rename(partial / name)
     (partial / "config.json").write_text(json.dumps(to_hf(config), indent=2) + "\n")
     folder.mkdir(parents=True, exist_ok=True)
     # The old config goes first and the new one comes last: a folder without one is no model.
-    for file in ("config.json", _INDEX, _SINGLE, *(f.name for f in folder.glob("model-*-of-*.safetensors"))):
+    for file in ("config.json", INDEX, SINGLE, *(f.name for f in folder.glob("model-*-of-*.safetensors"))):
         (folder / file).unlink(missing_ok=True)
     for file in sorted(partial.iterdir(), key=lambda f: f.name == "config.json"):
         os.replace(file, folder / file.name)
@@ -103,43 +134,39 @@ def save(path: str | os.PathLike, config: ModelConfig, params: Transformer, shar
 
 
 def read_config(folder: Path) -> ModelConfig:
+    """The architecture; without a draft layer where the files hold none, as transformers saves them."""
     file = folder / "config.json"
     if not file.is_file():
         raise CheckpointError(f"{folder} holds no config.json: give the folder of a Hugging Face model")
-    return from_hf(_read_json(file))
+    config = from_hf(read_json(file))
+    if config.num_nextn_predict_layers and any((folder / name).is_file() for name in (INDEX, SINGLE)):
+        prefix = layout.draft_prefix(config)
+        if not any(name.startswith(prefix) for name in Tensors(folder).shape):
+            logger.info("%s: the config names a draft (MTP) layer and the files hold none", folder)
+            config = dataclasses.replace(config, num_nextn_predict_layers=0)
+    return config
 
 
-def _read_json(file: Path) -> dict:
-    try:
-        value = json.loads(file.read_text())
-    except ValueError as error:
-        raise CheckpointError(f"{file} is not JSON: {error}") from None
-    if not isinstance(value, dict):
-        raise CheckpointError(f"{file} holds a {type(value).__name__}, not an object")
-    return value
-
-
-def _map(f, entries, leaves):
-    return jax.tree.map(f, entries, leaves, is_leaf=lambda x: isinstance(x, Entry))
+def _map(f, *trees):
+    return jax.tree.map(f, *trees, is_leaf=lambda x: isinstance(x, Entry))
 
 
 def _all_entries(entries) -> list[Entry]:
     return jax.tree.leaves(entries, is_leaf=lambda x: isinstance(x, Entry))
 
 
-def _check(folder: Path, config: ModelConfig, entries: Transformer, reader: _Reader) -> None:
-    want = {n: s for e in _all_entries(entries) for n, s in zip(e.names, e.shapes, strict=True)}
-    have = reader.shapes()
-    ours = {n for n in have if not _ignored(n, config)}
+def _check(folder: Path, config: ModelConfig, entries: Transformer, tensors: Tensors) -> None:
+    want = {name: shape for entry in _all_entries(entries) for name, shape in entry.tensors()}
+    have, dtype = tensors.shape, tensors.dtype
+    want |= {name + SCALE: scale_shape(shape) for name, shape in want.items() if dtype.get(name) == FP8}
+    ours = {name for name in have if not _ignored(name, config)}
     if skipped := len(have) - len(ours):
-        logging.info("%s: %d tensors of the draft (MTP) layer and rotary buffers are not read", folder, skipped)
+        logger.info("%s: %d tensors are not read (rotary buffers, an undeclared draft layer, copies)", folder, skipped)
     problems = [f"missing {n} {want[n]}" for n in sorted(want.keys() - have.keys())]
     problems += [f"unexpected {n} {have[n]}" for n in sorted(ours - want.keys())]
-    problems += [
-        f"misshapen {n}: {have[n]} in the file, {want[n]} by the config"
-        for n in sorted(want.keys() & have.keys())
-        if have[n] != want[n]
-    ]
+    both = sorted(want.keys() & have.keys())
+    problems += [f"misshapen {n}: {have[n]} in the file, {want[n]} by the config" for n in both if have[n] != want[n]]
+    problems += [f"{n} is {dtype[n]}: weights are {', '.join(FLOATS)}" for n in both if dtype[n] not in FLOATS]
     if problems:
         raise CheckpointError(
             f"{folder}: {len(problems)} tensors do not fit its config.json:\n  " + "\n  ".join(problems)
@@ -147,55 +174,49 @@ def _check(folder: Path, config: ModelConfig, entries: Transformer, reader: _Rea
 
 
 def _ignored(name: str, config: ModelConfig) -> bool:
-    match = re.match(r"model\.layers\.(\d+)\.", name)
-    return name.endswith("rotary_emb.inv_freq") or (match is not None and int(match[1]) == config.num_hidden_layers)
+    """Rotary buffers; of the draft layer the embedding and head that older files repeat, or all if it is not wanted."""
+    prefix = layout.draft_prefix(config)
+    copies = (prefix + "embed_tokens.weight", prefix + "shared_head.head.weight")
+    draft = name in copies if config.num_nextn_predict_layers else name.startswith(prefix)
+    return draft or name.endswith("rotary_emb.inv_freq")
 
 
-class _Reader:
-    """The tensors of a folder by name, one file or sharded with an index."""
-
-    def __init__(self, folder: Path):
-        self._handles = {}
-        if (folder / _INDEX).is_file():
-            weight_map = _read_json(folder / _INDEX).get("weight_map")
-            if not isinstance(weight_map, dict):
-                raise CheckpointError(f"{folder / _INDEX} has no weight_map from tensor names to files")
-            files = sorted(set(weight_map.values()))
-        else:
-            files = [_SINGLE]
-        if absent := [f for f in files if not (folder / f).is_file()]:
-            raise CheckpointError(f"{folder} lacks {', '.join(absent)}")
-        for file in files:
-            try:
-                handle = safe_open(folder / file, framework="flax")
-            except SafetensorError as error:
-                raise CheckpointError(f"{folder / file} is damaged or truncated: {error}") from None
-            self._handles.update(dict.fromkeys(handle.keys(), handle))
-
-    def shapes(self) -> dict[str, tuple[int, ...]]:
-        return {n: tuple(h.get_slice(n).get_shape()) for n, h in self._handles.items()}
-
-    def get(self, name: str) -> np.ndarray:
-        return np.asarray(self._handles[name].get_tensor(name))
+def _shards(tensors: Iterator[tuple[str, np.ndarray]], most: int) -> Iterator[dict[str, np.ndarray]]:
+    """The tensors in order, as many at a time as `most` bytes hold, but at least one."""
+    shard, size = {}, 0
+    for name, tensor in tensors:
+        if shard and size + tensor.nbytes > most:
+            yield shard
+            shard, size = {}, 0
+        shard[name] = np.ascontiguousarray(tensor)
+        size += tensor.nbytes
+    yield shard
 
 
-def _file_tensors(config: ModelConfig, params: Transformer):
-    """(name, tensor) of every file tensor, in layer order."""
+def _file_tensors(config: ModelConfig, params: Transformer) -> Iterator[tuple[str, np.ndarray]]:
+    """(name, tensor) of every file tensor, in layer order; what is on devices is fetched a layer at a time."""
     entries = layout.entries(config)
     for key in ("embed", "norm", "head"):
         if (entry := getattr(entries, key)) is not None:
-            yield entry.names[0], _contiguous(entry.split(getattr(params, key))[0])
-    flat = weights.unstack(params, config)
-    layers = [layer for group in flat.groups for layer in group]
-    for entry_layer, layer in zip(entries.groups[0], layers, strict=True):
-        attn = layer.attn
-        yield entry_layer.attn.k_b.names[0], _contiguous(layout.merge_kv(attn.k_b, attn.v_b))
-        pairs = zip(_all_entries(entry_layer), jax.tree.leaves(layer), strict=True)
-        for entry, value in pairs:
-            if entry.names != entry_layer.attn.k_b.names:
-                for name, tensor in zip(entry.names, entry.split(value), strict=True):
-                    yield name, _contiguous(tensor)
+            yield from entry.take_apart(jax.device_get(getattr(params, key)))
+    for entry_layer, layer in zip(entries.groups[0], _layers(config, params), strict=True):
+        yield from _layer_tensors(entry_layer, layer)
+    if params.draft is not None:
+        yield from _layer_tensors(entries.draft.layer, jax.device_get(params.draft.layer))
+        for key in ("embed_norm", "hidden_norm", "proj", "norm"):
+            yield from getattr(entries.draft, key).take_apart(jax.device_get(getattr(params.draft, key)))
 
 
-def _contiguous(tensor: np.ndarray) -> np.ndarray:
-    return np.ascontiguousarray(tensor)
+def _layers(config: ModelConfig, params: Transformer) -> Iterator[Layer]:
+    for group, layers in zip(config.groups, params.groups, strict=True):
+        for r in range(group.repeats):
+            for layer in layers:
+                yield jax.device_get(layer if group.repeats == 1 else jax.tree.map(lambda a, r=r: a[r], layer))
+
+
+def _layer_tensors(entries: Layer, layer: Layer) -> Iterator[tuple[str, np.ndarray]]:
+    kv_b = entries.attn.k_b.groups
+    yield kv_b[0][0], layout.merge_kv(layer.attn.k_b, layer.attn.v_b)
+    for entry, value in zip(_all_entries(entries), jax.tree.leaves(layer), strict=True):
+        if entry.groups != kv_b:
+            yield from entry.take_apart(value)

@@ -16,16 +16,27 @@ from glm_jax.model.config import ModelConfig
 from glm_jax.model.indexer import Indexer
 from glm_jax.model.moe import Mlp, Moe
 from glm_jax.model.schedule import LayerKind
-from glm_jax.model.weights import Layer, Transformer
+from glm_jax.model.weights import DRAFT_KIND, Draft, Layer, Transformer
 
 
 class Entry(NamedTuple):
-    """One parameter and the file tensors that hold it."""
+    """One parameter and the file tensors that hold it: one group of them, or with `many` a group per expert."""
 
-    names: tuple[str, ...]
-    shapes: tuple[tuple[int, ...], ...]
-    join: Callable[[Sequence[np.ndarray]], np.ndarray]  # file tensors -> parameter
-    split: Callable[[np.ndarray], Sequence[np.ndarray]]  # parameter -> file tensors
+    groups: tuple[tuple[str, ...], ...]  # names of file tensors
+    shapes: tuple[tuple[int, ...], ...]  # of one group's tensors
+    join: Callable[[Sequence[np.ndarray]], np.ndarray]  # a group's tensors -> the parameter, or its part of it
+    split: Callable[[np.ndarray], Sequence[np.ndarray]]  # the reverse
+    many: bool = False  # the parameter's first dimension counts groups
+
+    def tensors(self) -> list[tuple[str, tuple[int, ...]]]:
+        """Names and shapes of all file tensors."""
+        return [pair for group in self.groups for pair in zip(group, self.shapes, strict=True)]
+
+    def take_apart(self, parameter: np.ndarray) -> list[tuple[str, np.ndarray]]:
+        """Names and values of all file tensors."""
+        parts = parameter if self.many else [parameter]
+        pairs = zip(self.groups, parts, strict=True)
+        return [pair for group, part in pairs for pair in zip(group, self.split(part), strict=True)]
 
 
 def entries(config: ModelConfig) -> Transformer:
@@ -38,21 +49,38 @@ def entries(config: ModelConfig) -> Transformer:
         norm=_plain("model.norm.weight", (dim,)),
         head=None if tied else _matrix("lm_head.weight", (vocab, dim)),
         value=None,
+        draft=_draft(config, draft_prefix(config)) if config.num_nextn_predict_layers else None,
+    )
+
+
+def draft_prefix(config: ModelConfig) -> str:
+    """Files store the draft layer as the one after the last."""
+    return f"model.layers.{config.num_hidden_layers}."
+
+
+def _draft(config: ModelConfig, prefix: str) -> Draft:
+    dim = config.hidden_size
+    return Draft(
+        embed_norm=_plain(prefix + "enorm.weight", (dim,)),
+        hidden_norm=_plain(prefix + "hnorm.weight", (dim,)),
+        proj=_matrix(prefix + "eh_proj.weight", (dim, 2 * dim)),
+        layer=_layer(config, DRAFT_KIND, prefix),
+        norm=_plain(prefix + "shared_head.norm.weight", (dim,)),
     )
 
 
 def _plain(name, shape) -> Entry:
-    return Entry((name,), (shape,), lambda t: t[0], lambda a: [a])
+    return Entry(((name,),), (shape,), lambda t: t[0], lambda a: [a])
 
 
 def _matrix(name, shape) -> Entry:
-    return Entry((name,), (shape,), lambda t: t[0].T, lambda a: [a.T])
+    return Entry(((name,),), (shape,), lambda t: t[0].T, lambda a: [a.T])
 
 
 def _heads(name, heads, width, inputs) -> Entry:
     """[heads · width, in] <-> [in, heads, width]."""
     return Entry(
-        (name,),
+        ((name,),),
         ((heads * width, inputs),),
         lambda t: t[0].reshape(heads, width, inputs).transpose(2, 0, 1),
         lambda a: [a.transpose(1, 2, 0).reshape(heads * width, inputs)],
@@ -81,10 +109,10 @@ def _attention(config: ModelConfig, full: bool, prefix: str) -> Attention:
         kv_a=_matrix(prefix + "kv_a_proj_with_mqa.weight", (rank + roped, dim)),
         kv_norm=_plain(prefix + "kv_a_layernorm.weight", (rank,)),
         # One file tensor, two parameters: rows of each head are k_nope, then v. `split` gives a part of it (merge_kv).
-        k_b=Entry((kv_b,), (kv_b_shape,), lambda t: _kv(t[0], heads)[:, :nope].transpose(2, 0, 1), lambda a: [a]),
-        v_b=Entry((kv_b,), (kv_b_shape,), lambda t: _kv(t[0], heads)[:, nope:].transpose(2, 0, 1), lambda a: [a]),
+        k_b=Entry(((kv_b,),), (kv_b_shape,), lambda t: _kv(t[0], heads)[:, :nope].transpose(2, 0, 1), lambda a: [a]),
+        v_b=Entry(((kv_b,),), (kv_b_shape,), lambda t: _kv(t[0], heads)[:, nope:].transpose(2, 0, 1), lambda a: [a]),
         o=Entry(
-            (prefix + "o_proj.weight",),
+            ((prefix + "o_proj.weight",),),
             ((dim, heads * value),),
             lambda t: t[0].reshape(dim, heads, value).transpose(1, 2, 0),
             lambda a: [a.transpose(2, 0, 1).reshape(dim, heads * value)],
@@ -118,35 +146,33 @@ def _indexer(config: ModelConfig, prefix: str) -> Indexer:
 
 
 def _mlp(prefix: str, dim: int, width: int) -> Mlp:
-    return Mlp(
-        gate_up=Entry(
-            (prefix + "gate_proj.weight", prefix + "up_proj.weight"),
-            ((width, dim), (width, dim)),
-            lambda t: np.stack([t[0].T, t[1].T], axis=1),
-            lambda a: [a[:, 0].T, a[:, 1].T],
-        ),
-        down=_matrix(prefix + "down_proj.weight", (dim, width)),
+    return Mlp(gate_up=_gate_up((prefix,), dim, width), down=_matrix(prefix + "down_proj.weight", (dim, width)))
+
+
+def _gate_up(prefixes: tuple[str, ...], dim: int, width: int, many: bool = False) -> Entry:
+    return Entry(
+        tuple((p + "gate_proj.weight", p + "up_proj.weight") for p in prefixes),
+        ((width, dim), (width, dim)),
+        lambda t: np.stack([t[0].T, t[1].T], axis=1),
+        lambda a: [a[:, 0].T, a[:, 1].T],
+        many,
     )
 
 
 def _moe(config: ModelConfig, prefix: str) -> Moe:
     dim, width, count = config.hidden_size, config.moe_intermediate_size, config.n_routed_experts
-    of_expert = [f"{prefix}experts.{e}." for e in range(count)]
+    of_expert = tuple(f"{prefix}experts.{e}." for e in range(count))
     return Moe(
         router=_matrix(prefix + "gate.weight", (count, dim)),
         bias=_plain(prefix + "gate.e_score_correction_bias", (count,)),
         experts=Mlp(
-            gate_up=Entry(
-                tuple(p + part for p in of_expert for part in ("gate_proj.weight", "up_proj.weight")),
-                ((width, dim),) * (2 * count),
-                lambda t: np.stack([np.stack([g.T, u.T], axis=1) for g, u in zip(t[::2], t[1::2], strict=True)]),
-                lambda a: [a[e, :, i].T for e in range(count) for i in range(2)],
-            ),
+            gate_up=_gate_up(of_expert, dim, width, many=True),
             down=Entry(
-                tuple(p + "down_proj.weight" for p in of_expert),
-                ((dim, width),) * count,
-                lambda t: np.stack([d.T for d in t]),
-                lambda a: [a[e].T for e in range(count)],
+                tuple((p + "down_proj.weight",) for p in of_expert),
+                ((dim, width),),
+                lambda t: t[0].T,
+                lambda a: [a.T],
+                many=True,
             ),
         ),
         shared=_mlp(prefix + "shared_experts.", dim, width * config.n_shared_experts),

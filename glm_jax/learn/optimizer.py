@@ -25,10 +25,12 @@ class Learner:
 
 
 def labels(params: Any, frozen_attention: bool = False) -> Any:
-    """MAIN, INDEXER or FROZEN for each leaf. The router's bias is no gradient's business."""
+    """MAIN, INDEXER or FROZEN for each leaf. The router's bias is no gradient's business, the draft layer no loss's."""
 
     def label(path, _):
         names = [getattr(k, "name", "") for k in path]
+        if "draft" in names:
+            return FROZEN
         if "indexer" in names:
             return INDEXER
         is_router_bias = names[-1] == "bias"

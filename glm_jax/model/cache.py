@@ -2,19 +2,24 @@
 
 from __future__ import annotations
 
+from functools import partial
+from typing import NamedTuple
+
 import jax.numpy as jnp
 from flax import struct
 from jaxtyping import Array, Bool, Float, Int
 
 from glm_jax.model import attention, indexer
+from glm_jax.model.attention import Attention
 from glm_jax.model.config import ModelConfig
 from glm_jax.model.indexer import Bits, Indices, Selection
 from glm_jax.model.layers import run_layers
 from glm_jax.model.norms import rms_norm, rope_tables
-from glm_jax.model.transformer import DENSE_COLUMNS
+from glm_jax.model.rows import DENSE_COLUMNS
+from glm_jax.model.schedule import LayerKind
 from glm_jax.model.weights import Transformer
 
-DENSE_DECODE = 2  # decode scores all columns, not the selected ones, while there are at most so many times as many
+DENSE_DECODE = 2  # decode scores all of DENSE_COLUMNS or less while they are at most so many times the selected ones
 
 
 @struct.dataclass
@@ -29,20 +34,106 @@ class Caches:
 
 
 def init(config: ModelConfig, slots: int, columns: int) -> Caches:
-    """Empty caches. Their content is never read beyond what was written."""
+    """Empty caches of the model's layers. Their content is never read beyond what was written."""
+    return empty(config, config.num_hidden_layers, len(config.full_layers), slots, columns)
+
+
+def empty(config: ModelConfig, layers: int, computing: int, slots: int, columns: int) -> Caches:
     dtype = jnp.dtype(config.dtype)
     return Caches(
-        row=jnp.zeros((config.num_hidden_layers, slots, columns, config.row_dim), dtype),
-        index_key=jnp.zeros((len(config.full_layers), slots, columns, config.index_head_dim), dtype),
+        row=jnp.zeros((layers, slots, columns, config.row_dim), dtype),
+        index_key=jnp.zeros((computing, slots, columns, config.index_head_dim), dtype),
     )
 
 
 @struct.dataclass
-class _State:
+class CacheState:
     """What passes from layer to layer."""
 
-    selection: Selection | None
+    selection: Selection
     caches: Caches
+
+
+class Place(NamedTuple):
+    """Where the new tokens of each row stand in the cache of its slot, and what they see there."""
+
+    slot: Int[Array, "B"] | None  # None: row b is slot b
+    target: Int[Array, "B S"]  # column to write; beyond the cache where a token is not valid
+    valid: Bool[Array, "B S"]
+    visible: Bool[Array, "B S T"]
+    cos: Array
+    sin: Array
+
+    def write(self, cache: Float[Array, "L B T C"], layer, new: Float[Array, "B S C"]) -> Float[Array, "L B T C"]:
+        return cache.at[layer, self._slots[:, None], self.target].set(new, mode="drop")
+
+    def read(self, cache: Float[Array, "L B T C"], layer) -> Float[Array, "B T C"]:
+        return cache[layer] if self.slot is None else cache[layer, self.slot]
+
+    def gather(self, cache: Float[Array, "L B T C"], layer, index: Int[Array, "B K"]) -> Float[Array, "B K C"]:
+        return cache[layer, self._slots[:, None], index]
+
+    @property
+    def _slots(self) -> Int[Array, "B"]:
+        return jnp.arange(self.target.shape[0]) if self.slot is None else self.slot
+
+
+def place(
+    config: ModelConfig,
+    caches: Caches,
+    queries: int,
+    start: Int[Array, "B"],
+    count: Int[Array, "B"],
+    slot: Int[Array, "B"] | None,
+) -> Place:
+    """Of `count` new tokens per row, of at most `queries`, the first at column `start`."""
+    columns = caches.row.shape[2]
+    column = start[:, None] + jnp.arange(queries)
+    valid = jnp.arange(queries) < count[:, None]
+    cos, sin = rope_tables(column, config.qk_rope_head_dim, config.rope_theta, jnp.dtype(config.dtype))
+    visible = (jnp.arange(columns) <= column[..., None]) & valid[..., None]
+    return Place(slot, jnp.where(valid, column, columns), valid, visible, cos, sin)
+
+
+def no_selection(config: ModelConfig, place: Place) -> Selection:
+    """What the first layer finds: never read where it computes one; it gives the carry its shape."""
+    queries, columns = place.visible.shape[1:]
+    # Up to here scoring every column costs less than gathering the selected ones.
+    dense = DENSE_COLUMNS if queries > 1 else min(DENSE_COLUMNS, DENSE_DECODE * config.index_topk)
+    if columns <= max(dense, config.index_topk):
+        return Bits(indexer.pack(place.visible))
+    shape = place.valid.shape
+    return Indices(jnp.zeros((*shape, config.index_topk), jnp.int32), jnp.zeros(shape, jnp.int32))
+
+
+def attend(config: ModelConfig, place: Place, kind: LayerKind, p: Attention, x, state: CacheState, numbers):
+    """Attention of new tokens over the cache, which gets their rows first; see layers.run_layers."""
+    number, full_number = numbers
+    columns, queries = place.visible.shape[2], x.shape[1]
+    c_q = attention.query_latent(p, config, x)
+    q_nope, q_rope = attention.queries(p, config, c_q, place.cos, place.sin)
+    row = attention.rows(p, config, x, place.cos, place.sin)
+    caches = state.caches.replace(row=place.write(state.caches.row, number, row))
+    selection = state.selection
+    if kind.full and columns > config.index_topk:
+        index_key = indexer.keys(p.indexer, x, place.cos, place.sin)
+        caches = caches.replace(index_key=place.write(caches.index_key, full_number, index_key))
+        index_q, index_w = indexer.queries(p.indexer, config, x, c_q, place.cos, place.sin)
+        keys = place.read(caches.index_key, full_number)
+        as_bits = isinstance(selection, Bits)
+        selection = indexer.choose(
+            index_q, index_w, keys, place.visible, config.index_topk, trained=False, as_bits=as_bits
+        )
+    if isinstance(selection, Indices):
+        read = attention.gathering(partial(place.gather, caches.row, number))
+        out, _ = attention.absorbed(p, config, q_nope, q_rope, selection, read)
+    else:
+        kv, mask = place.read(caches.row, number), indexer.mask_of(selection, columns)
+        if queries > 1:
+            out, _ = attention.expanded(p, config, q_nope, q_rope, kv, mask)
+        else:
+            out, _ = attention.absorbed(p, config, q_nope, q_rope, mask, lambda mask: (kv, mask))
+    return attention.output(p, out), CacheState(selection, caches)
 
 
 def extend(
@@ -59,59 +150,8 @@ def extend(
     `slot` names the rows' slots (default: row b is slot b). Rows with count 0, and tokens from count on, write nothing,
     and their results mean nothing. Returns the states after the final norm.
     """
-    rows, queries = tokens.shape
-    columns = caches.row.shape[2]
-    sparse = columns > config.index_topk
-    # Up to here scoring every column costs less than gathering the selected ones.
-    gathered = columns > (DENSE_COLUMNS if queries > 1 else DENSE_DECODE * config.index_topk)
-    every_slot = slot is None
-    slot = jnp.arange(rows) if every_slot else slot
-    column = start[:, None] + jnp.arange(queries)
-    valid = jnp.arange(queries) < count[:, None]
-    target = jnp.where(valid, column, columns)  # beyond the cache: dropped
-    cos, sin = rope_tables(column, config.qk_rope_head_dim, config.rope_theta, jnp.dtype(config.dtype))
-    visible = (jnp.arange(columns) <= column[..., None]) & valid[..., None]
-    x = jnp.where(valid[..., None], params.embed[tokens].astype(config.dtype), 0)
-
-    def write(cache, layer, new):
-        return cache.at[layer, slot[:, None], target].set(new, mode="drop")
-
-    def read(cache, layer):
-        return cache[layer] if every_slot else cache[layer, slot]
-
-    def attend(kind, p, x, state, numbers):
-        number, full_number = numbers
-        c_q = attention.query_latent(p, config, x)
-        q_nope, q_rope = attention.queries(p, config, c_q, cos, sin)
-        caches = state.caches.replace(row=write(state.caches.row, number, attention.rows(p, config, x, cos, sin)))
-        selection = state.selection
-        if kind.full and sparse:
-            index_key = write(caches.index_key, full_number, indexer.keys(p.indexer, x, cos, sin))
-            caches = caches.replace(index_key=index_key)
-            index_q, index_w = indexer.queries(p.indexer, config, x, c_q, cos, sin)
-            keys = read(index_key, full_number)
-            selection = indexer.choose(
-                index_q, index_w, keys, visible, config.index_topk, trained=False, as_bits=not gathered
-            )
-        if gathered:
-            rows_of = attention.gathering(lambda index: caches.row[number, slot[:, None], index])
-            out, _ = attention.absorbed(p, config, q_nope, q_rope, selection, rows_of)
-        else:
-            mask = indexer.mask_of(selection, columns) if sparse else visible
-            kv = read(caches.row, number)
-            if queries > 1:
-                out, _ = attention.expanded(p, config, q_nope, q_rope, kv, mask)
-            else:
-                out, _ = attention.absorbed(p, config, q_nope, q_rope, mask, lambda mask: (kv, mask))
-        return attention.output(p, out), _State(selection, caches)
-
-    x, state, _ = run_layers(params, config, x, valid, _State(_no_selection(visible, config, gathered), caches), attend)
+    at = place(config, caches, tokens.shape[1], start, count, slot)
+    x = jnp.where(at.valid[..., None], params.embed[tokens].astype(config.dtype), 0)
+    state = CacheState(no_selection(config, at), caches)
+    x, state, _ = run_layers(params, config, x, at.valid, state, partial(attend, config, at))
     return rms_norm(x, params.norm, config.rms_norm_eps), state.caches
-
-
-def _no_selection(visible: Bool[Array, "B S T"], config: ModelConfig, gathered: bool) -> Selection:
-    """What layer 0 finds: never read, since layer 0 computes; it gives the scans' carry its shape."""
-    if not gathered:
-        return Bits(indexer.pack(visible))
-    shape = visible.shape[:2]
-    return Indices(jnp.zeros((*shape, config.index_topk), jnp.int32), jnp.zeros(shape, jnp.int32))

@@ -47,6 +47,8 @@ class ModelConfig:
     indexer_types: tuple[str, ...] = ()
     mlp_layer_types: tuple[str, ...] = ()
     tie_word_embeddings: bool = False
+    num_nextn_predict_layers: int = 0  # draft (MTP) layers stored after the last one: 0 or 1
+    index_share_for_mtp_iteration: bool = False  # later draft steps reuse the selection of the first
     initializer_range: float | None = 0.02  # None: fan-in^-1/2, for small models trained from nothing
     # Ours:
     latent_norm_eps: float = 1e-6  # of q_a_layernorm and kv_a_layernorm: 1e-6 in transformers, 1e-5 in serving engines
@@ -79,6 +81,11 @@ class ModelConfig:
             problems.append(
                 f"num_experts_per_tok={self.num_experts_per_tok} exceeds the {allowed} experts of "
                 f"topk_group={self.topk_group} groups"
+            )
+        if self.num_nextn_predict_layers not in (0, 1):
+            problems.append(
+                f"num_nextn_predict_layers={self.num_nextn_predict_layers} must be 0 or 1: one stored draft layer "
+                "drafts to any depth"
             )
         if self.qk_rope_head_dim % 2 or self.qk_rope_head_dim > self.index_head_dim:
             problems.append(
@@ -137,6 +144,8 @@ def from_hf(raw: dict[str, Any]) -> ModelConfig:
     raw["indexer_types"] = schedule.indexer_types(layers, raw)
     raw["mlp_layer_types"] = schedule.mlp_types(layers, raw)
     raw["dtype"] = raw.get("dtype") or raw.get("torch_dtype") or "float32"
+    raw["num_nextn_predict_layers"] = raw.get("num_nextn_predict_layers") or 0
+    raw["index_share_for_mtp_iteration"] = bool(raw.get("index_share_for_mtp_iteration"))
     return ModelConfig(**{k: raw[k] for k in _FIELDS if k in raw})
 
 
@@ -158,9 +167,10 @@ def to_hf(config: ModelConfig) -> dict[str, Any]:
 
 
 def glm52_744b(**changes: Any) -> ModelConfig:
-    """The released 744B-A40B model."""
+    """The released 744B-A40B model, without its draft layer (num_nextn_predict_layers=1 adds it)."""
     types = schedule.indexer_types(78, {"index_topk_freq": 4, "index_skip_topk_offset": 3})
-    return ModelConfig(**{"rope_theta": 8e6, "dtype": "bfloat16", "indexer_types": types, **changes})
+    shape = dict(rope_theta=8e6, dtype="bfloat16", indexer_types=types, index_share_for_mtp_iteration=True)
+    return ModelConfig(**{**shape, **changes})
 
 
 def small(**changes: Any) -> ModelConfig:

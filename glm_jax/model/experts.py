@@ -13,6 +13,8 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
+from glm_jax.model.target import on_cpu
+
 
 class Layout(NamedTuple):
     """Where each (token, expert) pair stands among P rows, in which each expert's rows start at a block boundary."""
@@ -36,7 +38,7 @@ def routed_mlp(
     """Σ_i weight_i · MLP_{expert_i}(x), zero for tokens that are not valid."""
     gate_up = gate_up.reshape(*gate_up.shape[:2], -1).astype(x.dtype)
     down = down.astype(x.dtype)
-    if jax.default_backend() == "cpu":
+    if on_cpu():
         return _blocked(x, weight, gate_up, down, layout(expert, valid, gate_up.shape[0], block_size(expert, gate_up)))
     plan = layout(expert, valid, gate_up.shape[0], 1)
     hidden = jax.lax.ragged_dot(_rows(x, plan.token), gate_up, plan.count)

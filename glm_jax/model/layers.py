@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import jax
@@ -13,27 +14,31 @@ from glm_jax.model.config import ModelConfig
 from glm_jax.model.moe import mlp, moe
 from glm_jax.model.norms import rms_norm
 from glm_jax.model.schedule import LayerKind
+from glm_jax.model.target import on_cpu
 from glm_jax.model.weights import Layer, Transformer
 
 Attend = Callable[[LayerKind, Attention, Any, Any, Any], tuple[Any, Any]]
 
 
+def run_layer(kind: LayerKind, p: Layer, x, state, numbers, *, config: ModelConfig, valid, attend: Attend, trace: bool):
+    """h ← h + Attn(RMS(h)); h ← h + MLP(RMS(h)). Returns h, the caller's state, and what was seen (with `trace`)."""
+    out, state = attend(kind, p.attn, rms_norm(x, p.attn_norm, config.rms_norm_eps), state, numbers)
+    h = x + out
+    normed = rms_norm(h, p.mlp_norm, config.rms_norm_eps)
+    out, routes = moe(p.mlp, config, normed, valid) if kind.sparse else (mlp(p.mlp, normed), None)
+    seen = (x, routes, state.selection if kind.full else None) if trace else None
+    return h + out, state, seen
+
+
 def run_layers(params: Transformer, config: ModelConfig, x, valid, state, attend: Attend, trace: bool = False):
-    """h ← h + Attn(RMS(h)); h ← h + MLP(RMS(h)) for every layer, one scan per layer group.
+    """Every layer in turn, one scan per layer group.
 
     `attend(kind, p.attn, x, state, numbers)` is the attention of the caller (over a row, or over a cache) and
     threads `state` (the carried selection, caches) from layer to layer; `numbers` are the layer's index among all
     layers and among the computing ones. Returns h, state and, with `trace`, per layer (input, routes, selection).
     """
 
-    def layer(kind: LayerKind, p: Layer, x, state, numbers):
-        out, state = attend(kind, p.attn, rms_norm(x, p.attn_norm, config.rms_norm_eps), state, numbers)
-        h = x + out
-        normed = rms_norm(h, p.mlp_norm, config.rms_norm_eps)
-        out, routes = moe(p.mlp, config, normed, valid) if kind.sparse else (mlp(p.mlp, normed), None)
-        seen = (x, routes, state.selection if kind.full else None) if trace else None
-        return h + out, state, seen
-
+    layer = partial(run_layer, config=config, valid=valid, attend=attend, trace=trace)
     if config.remat:
         layer = jax.checkpoint(layer, static_argnums=0)
 
@@ -71,4 +76,4 @@ def run_layers(params: Transformer, config: ModelConfig, x, valid, state, attend
 
 def _unroll(repeats: int) -> int:
     """Layers of a scan laid out one after another. A CPU gains an eighth of a gradient by it, for some compile time."""
-    return min(repeats, 4) if jax.default_backend() == "cpu" else 1
+    return min(repeats, 4) if on_cpu() else 1

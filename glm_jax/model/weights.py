@@ -12,7 +12,10 @@ from glm_jax.model.attention import Attention
 from glm_jax.model.config import ModelConfig
 from glm_jax.model.moe import Mlp, Moe, init_mlp, init_moe
 from glm_jax.model.schedule import LayerKind
+from glm_jax.model.target import on_cpu
 from glm_jax.model.tree import Leaf
+
+DRAFT_KIND = LayerKind(full=True, sparse=True)
 
 
 @struct.dataclass
@@ -24,8 +27,19 @@ class Layer:
 
 
 @struct.dataclass
+class Draft:
+    """The draft (MTP) layer: a sparse layer with its own indexer, and how a token and a state become its input."""
+
+    embed_norm: Array  # [D]
+    hidden_norm: Array  # [D]
+    proj: Array  # [2 D, D]: of the normed embedding, then of the normed state
+    layer: Layer
+    norm: Array  # [D]
+
+
+@struct.dataclass
 class Transformer:
-    """Parameters of a policy (`head`) or of a critic (`value`): the trees are equal but for these two.
+    """Parameters of a policy (`head`) or of a critic (`value`, no `head`, no `draft`), else the same tree.
 
     `groups[g][i]` is layer i of group g's pattern, stacked over the group's repeats (no stack where it repeats once).
     """
@@ -35,6 +49,7 @@ class Transformer:
     norm: Array  # [D]
     head: Array | None  # [D, V]; None when tied, and in a critic
     value: Array | None  # [D + 1]: weights and bias of the value head, in a critic
+    draft: Draft | None  # where the model has one
 
 
 def abstract(config: ModelConfig, critic: bool = False) -> Transformer:
@@ -49,12 +64,18 @@ def abstract(config: ModelConfig, critic: bool = False) -> Transformer:
             mlp=init_moe(config) if kind.sparse else init_mlp(dim, config.intermediate_size),
         )
 
+    def draft() -> Draft:
+        norm = Leaf((dim,), (None,), value=1.0)
+        proj = Leaf((2 * dim, dim), (None, "embed"), 2 * dim)
+        return Draft(embed_norm=norm, hidden_norm=norm, proj=proj, layer=layer(DRAFT_KIND), norm=norm)
+
     return Transformer(
         embed=Leaf((vocab, dim), ("vocab", "embed"), dim),
         groups=tuple(tuple(tree.stack(layer(k), g.repeats) for k in g.pattern) for g in config.groups),
         norm=Leaf((dim,), (None,), value=1.0),
         head=None if critic or config.tie_word_embeddings else Leaf((dim, vocab), ("embed", "vocab"), dim),
         value=Leaf((dim + 1,), (None,)) if critic else None,
+        draft=None if critic or not config.num_nextn_predict_layers else draft(),
     )
 
 
@@ -64,9 +85,9 @@ def init(config: ModelConfig, key: jax.Array, critic: bool = False) -> Transform
 
 
 def critic_from_policy(params: Transformer, config: ModelConfig) -> Transformer:
-    """A critic that starts as the policy: its tree without lm_head, and a value head at zero."""
+    """A critic that starts as the policy: its tree without lm_head and draft layer, and a value head at zero."""
     value = jnp.zeros((config.hidden_size + 1,), params.norm.dtype)
-    return params.replace(head=None, value=value)
+    return params.replace(head=None, draft=None, value=value)
 
 
 def unstack(params: Transformer, config: ModelConfig) -> Transformer:
@@ -81,4 +102,4 @@ def unstack(params: Transformer, config: ModelConfig) -> Transformer:
 
 def for_decoding(params: Transformer, config: ModelConfig) -> Transformer:
     """The layers in the form a decode loop runs fastest: one by one on a CPU, where slicing a stack copies it."""
-    return unstack(params, config) if jax.default_backend() == "cpu" else params
+    return unstack(params, config) if on_cpu() else params

@@ -29,9 +29,12 @@ from glm_jax.sharding.mesh import LayoutError
 
 
 def run_round(
-    state: RunState, inbox: Inbox, setup: Setup, rollout: RolloutConfig, mesh: Mesh
+    state: RunState, inbox: Inbox, setup: Setup, rollout: RolloutConfig, mesh: Mesh, learns: bool = True
 ) -> tuple[RunState, Outbox]:
-    """Admit, hand over, sample, learn. Tokens of a round carry the version before that round's update."""
+    """Admit, hand over, sample, learn. Tokens of a round carry the version before that round's update.
+
+    Without `learns` (static) the inbox's batch is not looked at.
+    """
     device = slots.cancel(state.sampler, inbox.cancel)
     device = device.replace(queue=slots.enqueue(device.queue, inbox.requests))
     view = handoff(state.policy.params, setup.model, mesh)
@@ -47,10 +50,13 @@ def run_round(
 
     learners = (state.policy, state.critic)
     skip = lambda learners: (learners, zeros(metric_names(critic=state.critic is not None)))
-    (policy, critic), metrics = jax.lax.cond(inbox.mode != IDLE, step, skip, learners)
+    if learns:
+        learners, metrics = jax.lax.cond(inbox.mode != IDLE, step, skip, learners)
+    else:
+        learners, metrics = skip(learners)
     metrics = metrics | {f"sample/{k}": v.astype(jnp.float32) for k, v in dataclasses.asdict(usage).items()}
     metrics["sample/ticks"] = log.ticks.astype(jnp.float32)
-    return RunState(policy, critic, device, state.seed), Outbox(log, device.queue.requests.count, metrics)
+    return RunState(*learners, device, state.seed), Outbox(log, device.queue.requests.count, metrics)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -62,6 +68,7 @@ class Program:
     shardings: RunState  # of the state, leaf by leaf
     init: Callable[[int], RunState]
     round: Callable[[RunState, Inbox], tuple[RunState, Outbox]]  # the state is donated
+    sample: Callable[[RunState, Inbox], tuple[RunState, Outbox]]  # a round that never learns: quicker to compile
     start_critic: Callable[[RunState], RunState]  # a new critic from the policy as it is now
     reset_sampler: Callable[[RunState], RunState]  # empties slots and queue: in-flight work must be sent again
 
@@ -95,16 +102,18 @@ def build(
 
     shardings = _state_shardings(jax.eval_shape(init, 0), model, mesh)
     to_state = partial(jax.jit, donate_argnums=0, out_shardings=shardings)
+
+    def rounds(learns: bool):
+        run = lambda state, inbox: run_round(state, inbox, setup, rollout, mesh, learns)
+        return jax.jit(run, donate_argnums=0, out_shardings=(shardings, layout.replicated(mesh)))
+
     return Program(
         model=model,
         mesh=mesh,
         shardings=shardings,
         init=jax.jit(init, out_shardings=shardings),
-        round=jax.jit(
-            lambda state, inbox: run_round(state, inbox, setup, rollout, mesh),
-            donate_argnums=0,
-            out_shardings=(shardings, layout.replicated(mesh)),
-        ),
+        round=rounds(learns=True),
+        sample=rounds(learns=False),
         start_critic=to_state(lambda state: state.replace(critic=new_critic(state.policy))),
         reset_sampler=to_state(lambda state: state.replace(sampler=slots.init(model, rollout))),
     )

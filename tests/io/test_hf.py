@@ -9,13 +9,17 @@ from pathlib import Path
 
 import jax
 import jax.numpy as jnp
+import ml_dtypes
 import numpy as np
 import pytest
 from safetensors.numpy import load_file, save_file
 
 import glm_jax
 from glm_jax.io.hf import CheckpointError
+from glm_jax.model import weights
 from glm_jax.model.config import ModelConfigError
+from glm_jax.sharding import layout
+from glm_jax.sharding.mesh import MeshConfig, make_mesh
 from tests.model.tiny import named_leaves, random_params, three_layers
 
 GOLDEN = Path(__file__).parents[1] / "golden"
@@ -47,7 +51,7 @@ def edit(folder: Path, change) -> None:
     save_file(tensors, folder / WEIGHTS)
 
 
-@pytest.mark.parametrize("case", ["tiny", "padded", "all_full"])
+@pytest.mark.parametrize("case", ["tiny", "padded", "all_full", "mtp"])
 @pytest.mark.parametrize("shard_bytes", [5 << 30, 100_000])
 def test_every_tensor_comes_back_byte_for_byte(case, shard_bytes, tmp_path):
     config, params = glm_jax.load(GOLDEN / case)
@@ -106,7 +110,7 @@ def test_missing_unexpected_and_misshapen_tensors_are_one_error_that_lists_them_
     ]
 
 
-def test_the_draft_layer_and_rotary_buffers_are_passed_over_and_said_so(folder, caplog):
+def test_an_undeclared_draft_layer_and_rotary_buffers_are_passed_over_and_said_so(folder, caplog):
     def change(tensors):
         tensors["model.layers.6.enorm.weight"] = np.zeros(40, np.float32)
         tensors["model.layers.0.self_attn.rotary_emb.inv_freq"] = np.zeros(4, np.float32)
@@ -114,9 +118,110 @@ def test_the_draft_layer_and_rotary_buffers_are_passed_over_and_said_so(folder, 
     edit(folder, change)
     with caplog.at_level(logging.INFO):
         glm_jax.load(folder)
-    assert "2 tensors of the draft (MTP) layer and rotary buffers are not read" in caplog.text
+    assert "2 tensors are not read" in caplog.text
     edit(folder, lambda tensors: tensors.update({"model.layers.7.enorm.weight": np.zeros(40, np.float32)}))
     with pytest.raises(CheckpointError, match="unexpected model.layers.7.enorm.weight"):
+        glm_jax.load(folder)
+
+
+def test_a_draft_layer_may_repeat_embedding_and_head_be_absent_or_be_refused_in_part(tmp_path, caplog):
+    folder = Path(shutil.copytree(GOLDEN / "mtp", tmp_path / "mtp"))
+    _, want = glm_jax.load(folder)
+
+    def repeat(tensors):
+        for name in ("embed_tokens", "shared_head.head"):
+            tensors[f"model.layers.4.{name}.weight"] = tensors["lm_head.weight"].copy()
+
+    edit(folder, repeat)
+    _, got = glm_jax.load(folder)
+    np.testing.assert_array_equal(got.draft.proj, want.draft.proj)
+    edit(folder, lambda tensors: tensors.pop("model.layers.4.eh_proj.weight"))
+    with pytest.raises(CheckpointError, match=r"missing model.layers.4.eh_proj.weight \(40, 80\)"):
+        glm_jax.load(folder)
+    edit(folder, lambda tensors: [tensors.pop(n) for n in list(tensors) if n.startswith("model.layers.4.")])
+    with caplog.at_level(logging.INFO):
+        config, params = glm_jax.load(folder)  # as transformers saves it
+    assert config.num_nextn_predict_layers == 0 and params.draft is None and "the files hold none" in caplog.text
+
+
+def in_fp8(tensors: dict[str, np.ndarray], names: list[str]) -> dict[str, np.ndarray]:
+    """The release layout of these tensors by another way than the reader's: block by block. Returns what they mean."""
+    meant = {}
+    for name in names:
+        value = tensors[name]
+        rows, columns = (-(-n // 128) for n in value.shape)
+        scale = np.random.default_rng(0).uniform(0.5, 2.0, (rows, columns)).astype(np.float32)
+        small, back = np.zeros(value.shape, ml_dtypes.float8_e4m3fn), np.zeros(value.shape, np.float32)
+        for r in range(rows):
+            for c in range(columns):
+                block = (slice(128 * r, 128 * (r + 1)), slice(128 * c, 128 * (c + 1)))
+                small[block] = value[block] / scale[r, c]
+                back[block] = small[block].astype(np.float32) * scale[r, c]
+        tensors[name], tensors[name + "_scale_inv"], meant[name] = small, scale, back
+    return meant
+
+
+def save_with_fp8(tensors: dict[str, np.ndarray], path: Path) -> None:
+    """The file format by hand: the length of a JSON header, the header, the bytes."""
+    kinds = {"float32": "F32", "float8_e4m3fn": "F8_E4M3"}
+    header, body = {}, b""
+    for name, value in tensors.items():
+        offsets = [len(body), len(body) + value.nbytes]
+        header[name] = {"dtype": kinds[value.dtype.name], "shape": value.shape, "data_offsets": offsets}
+        body += value.tobytes()
+    text = json.dumps(header).encode()
+    path.write_bytes(len(text).to_bytes(8, "little") + text + body)
+
+
+def test_the_fp8_release_layout_is_read_and_its_faults_are_named(tmp_path):
+    shape = dict(hidden_size=160, intermediate_size=200, moe_intermediate_size=136)
+    config = three_layers(**shape)
+    glm_jax.save(tmp_path / "plain", config, random_params(config))
+    tensors = load_file(tmp_path / "plain" / WEIGHTS)
+    kinds = ("q_a_proj", "o_proj", "kv_b_proj", "wq_b", "gate_proj", "up_proj", "down_proj")
+    names = [n for n in tensors if n.split(".")[-2] in kinds]
+    meant = in_fp8(tensors, names)
+    folder = Path(shutil.copytree(tmp_path / "plain", tmp_path / "fp8"))
+    save_with_fp8(tensors, folder / WEIGHTS)
+    save_file({**load_file(tmp_path / "plain" / WEIGHTS), **meant}, tmp_path / "plain" / WEIGHTS)
+    for dtype in ("float32", "bfloat16"):
+        want, got = (named_leaves(glm_jax.load(f, dtype=dtype)[1]) for f in (tmp_path / "plain", folder))
+        for name, leaf in want.items():
+            np.testing.assert_array_equal(got[name], leaf, err_msg=name)
+
+    del tensors[names[0] + "_scale_inv"]
+    tensors[names[1] + "_scale_inv"] = np.ones((9, 9), np.float32)
+    tensors["model.norm.weight_scale_inv"] = np.ones((2,), np.float32)
+    save_with_fp8(tensors, folder / WEIGHTS)
+    with pytest.raises(CheckpointError, match="3 tensors do not fit") as error:
+        glm_jax.load(folder)
+    assert f"missing {names[0]}_scale_inv" in str(error.value)
+    assert f"misshapen {names[1]}_scale_inv: (9, 9)" in str(error.value)
+    assert "unexpected model.norm.weight_scale_inv" in str(error.value)
+
+
+@pytest.mark.parametrize("axes", [{"fsdp": 4, "expert": 2}, {"tensor": 2, "data": 2}])
+def test_parameters_go_straight_to_their_shards(axes):
+    config, want = glm_jax.load(GOLDEN / "mtp")
+    mesh = make_mesh(MeshConfig(**axes))
+    shardings = layout.shardings(weights.abstract(config), layout.LEARN, mesh)
+    _, params = glm_jax.load(GOLDEN / "mtp", shardings=shardings)
+    placed, whole = named_leaves(params), named_leaves(want)
+    assert any(not leaf.sharding.is_fully_replicated for leaf in placed.values())
+    for (name, leaf), sharding in zip(placed.items(), jax.tree.leaves(shardings), strict=True):
+        assert leaf.sharding == sharding, name
+        np.testing.assert_array_equal(leaf, whole[name], err_msg=name)
+
+
+def test_nan_and_integer_weights_are_named(folder):
+    def change(tensors):
+        tensors["model.layers.3.mlp.experts.2.up_proj.weight"][1, 1] = np.nan
+
+    edit(folder, change)
+    with pytest.raises(CheckpointError, match=r"model.layers.3.mlp.experts.2.up_proj.weight holds NaN"):
+        glm_jax.load(folder)
+    edit(folder, lambda tensors: tensors.update({"model.norm.weight": np.ones(40, np.int8)}))
+    with pytest.raises(CheckpointError, match="model.norm.weight is I8: weights are F64, F32"):
         glm_jax.load(folder)
 
 

@@ -9,6 +9,7 @@ import pytest
 
 from glm_jax.model import experts
 from glm_jax.model.experts import routed_mlp
+from glm_jax.model.target import tracing_for
 
 DIM, WIDTH, COUNT = 6, 5, 4
 
@@ -47,9 +48,9 @@ def compare(arrays, expert, valid):
 
 @pytest.mark.parametrize("backend", ["cpu", "gpu"])  # blocks, and ragged_dot as accelerators run it
 @pytest.mark.parametrize("tokens, k", [(1, 1), (37, 2), (130, 3)])
-def test_routed_experts_equal_dense_experts_in_value_and_gradient(tokens, k, backend, monkeypatch):
-    monkeypatch.setattr(experts.jax, "default_backend", lambda: backend)
-    compare(*case(tokens, k, seed=tokens))
+def test_routed_experts_equal_dense_experts_in_value_and_gradient(tokens, k, backend):
+    with tracing_for(backend):
+        compare(*case(tokens, k, seed=tokens))
 
 
 def test_all_tokens_at_one_expert_and_none_at_the_others():

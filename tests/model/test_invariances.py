@@ -9,7 +9,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from glm_jax.model.transformer import as_documents, forward, positions
+from glm_jax.model.rows import positions
+from glm_jax.model.transformer import as_documents, forward
 from tests.model.tiny import random_params, random_tokens, tiny_config
 
 CONFIG = tiny_config()

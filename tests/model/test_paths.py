@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from glm_jax.model import cache as caches
-from glm_jax.model import transformer, weights
+from glm_jax.model import rows, transformer, weights
 from glm_jax.model.heads import unembed
 from tests.model.tiny import named_leaves, random_params, random_tokens, three_layers, tiny_config
 
@@ -44,8 +44,8 @@ def plain():
 )
 def test_every_path_gives_the_same_logits_loss_and_gradients(name, chunk, dense_columns, remat, monkeypatch):
     want = plain()  # before the constants change
-    monkeypatch.setattr(transformer, "QUERY_CHUNK", chunk)
-    monkeypatch.setattr(transformer, "DENSE_COLUMNS", dense_columns)
+    monkeypatch.setattr(rows, "QUERY_CHUNK", chunk)
+    monkeypatch.setattr(rows, "DENSE_COLUMNS", dense_columns)
     got = loss_and_gradient(dataclasses.replace(CONFIG, remat=remat), random_params(CONFIG))
     for leaf, value in want.items():
         scale = float(jnp.max(jnp.abs(value))) + 1e-3
@@ -70,7 +70,7 @@ def decode(config, view, tokens, prefill: int, chunk: int):
     return np.stack(logits, 1)
 
 
-@pytest.mark.parametrize("topk", [6, 64])  # keys selected, and all keys
+@pytest.mark.parametrize("topk", [6, 8, 64])  # keys gathered, scored under a mask, and all of them
 def test_decode_equals_the_full_forward_pass_with_layers_one_by_one_and_stacked(topk, monkeypatch):
     config = tiny_config(index_topk=topk)
     params, tokens = random_params(config), random_tokens(config, 2, 14)

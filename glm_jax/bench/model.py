@@ -1,0 +1,77 @@
+"""`glm-jax bench model`: prefill and decode on one CPU thread, ours beside transformers on the same weights."""
+
+from __future__ import annotations
+
+import json
+import platform
+import statistics
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+import jax
+
+import glm_jax
+from glm_jax.bench.duel import Contender, duel
+from glm_jax.bench.shape import LARGER, LONG, SHORT
+from glm_jax.model import weights
+from glm_jax.model.config import from_hf
+
+OURS, PEER = "glm_jax", "transformers"
+
+
+def run(repeats: int, peer_python: str | None, report: Path | None, smoke: bool) -> str:
+    """The table as text; with `report`, every figure as JSON. Without transformers, ours stands alone and says so."""
+    size, text = ("smoke", SHORT) if smoke else ("full", LONG)
+    peer = peer_python or sys.executable
+    with tempfile.TemporaryDirectory() as folder:
+        config = from_hf(LARGER)
+        glm_jax.save(folder, config, weights.init(config, jax.random.key(0)))
+        contenders = [Contender(OURS, sys.executable, "glm_jax.bench.model_ours", [folder, size])]
+        if has_peer := _has_transformers(peer):
+            # By path: the peer's environment need not have this package.
+            script = str(Path(__file__).with_name("model_transformers.py"))
+            for name, implementation in ((PEER, "default"), (f"{PEER}, eager", "eager")):
+                contenders.append(Contender(name, peer, script, [folder, size, implementation]))
+        figures = duel(contenders, repeats)
+    medians = {n: {k: statistics.median(f[k] for f in rows) for k in rows[0]} for n, rows in figures.items()}
+    if report is not None:
+        about = {"machine": platform.machine(), "python": platform.python_version(), "repeats": repeats, "size": size}
+        report.write_text(json.dumps({**about, "median": medians, "all": figures}, indent=1) + "\n")
+    return "\n".join(
+        [
+            "17.0 M parameters, float32, 256 keys selected. CPU seconds on one thread through generate, median of "
+            f"{repeats} interleaved repeats.",
+            "",
+            *_table(medians, text),
+            *([] if has_peer else ["", f"transformers is not installed for {peer}: name a python with --peer_python."]),
+        ]
+    )
+
+
+def _table(medians: dict[str, dict[str, float]], text) -> list[str]:
+    """A row per figure, a column per stack, and how many times the best peer's time ours is."""
+    peers = [name for name in medians if name != OURS]
+    ratio = [f"best {PEER} / {OURS}"] if peers else []
+    lines = ["| " + " | ".join(["", *medians, *ratio]) + " |", "|" + "---|" * (1 + len(medians) + len(ratio))]
+    for key, ours in medians[OURS].items():
+        decode, memory = key.startswith("decode"), key == "peak_mib"
+        count = int(key.split()[1]) if decode else 1
+        show = (
+            (lambda v: f"{v:,.0f} MiB")
+            if memory
+            else (lambda v, n=count: f"{n / v:,.0f} tok/s")
+            if decode
+            else (lambda v: f"{v:.2f} s")
+        )
+        cells = [show(m[key]) for m in medians.values()]
+        best = [f"{min(medians[p][key] for p in peers) / ours:.1f}x"] if peers else []
+        name = "peak memory" if memory else f"{key.split()[0]}, {key.partition(' ')[2]} tokens"
+        lines.append("| " + " | ".join([name, *cells, *best]) + " |")
+    return lines
+
+
+def _has_transformers(python: str) -> bool:
+    probe = "import importlib.util as u, sys; sys.exit(not all(u.find_spec(m) for m in ('torch', 'transformers')))"
+    return subprocess.run([python, "-c", probe], capture_output=True).returncode == 0

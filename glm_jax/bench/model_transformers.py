@@ -1,0 +1,44 @@
+"""transformers' side of `bench model`: `generate` at its default setting (sdpa, grouped_mm), or eager.
+
+Imports nothing of ours but the shape, so it runs in an environment that has torch and transformers alone.
+"""
+
+from __future__ import annotations
+
+import resource
+import sys
+from pathlib import Path
+
+import torch
+
+sys.path.insert(0, str(Path(__file__).parent))  # for files beside this one, without the package (and jax with it)
+import duel  # noqa: E402
+import shape  # noqa: E402
+
+
+def main(folder: str, size: str, implementation: str) -> None:
+    from transformers import GlmMoeDsaForCausalLM
+
+    torch.set_num_threads(1)
+    kwargs = {} if implementation == "default" else {"attn_implementation": implementation}
+    model = GlmMoeDsaForCausalLM.from_pretrained(folder, dtype=torch.float32, **kwargs).eval()
+    draw = torch.Generator().manual_seed(0)
+
+    def generate(prompts: int, length: int, new: int) -> None:
+        tokens = torch.randint(3, model.config.vocab_size, (prompts, length), generator=draw)
+        options = dict(max_new_tokens=new, min_new_tokens=new, do_sample=False, pad_token_id=0)
+        with torch.inference_mode():
+            made = model.generate(tokens, attention_mask=torch.ones_like(tokens), **options)
+        assert made.shape == (prompts, length + new)
+
+    text = shape.SHORT if size == "smoke" else shape.LONG
+
+    def iteration() -> dict[str, float]:
+        figures = shape.timed(text, generate, duel.cpu_seconds)
+        return figures | {"peak_mib": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024}
+
+    duel.serve(iteration)
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

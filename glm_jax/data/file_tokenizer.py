@@ -1,0 +1,105 @@
+"""The tokenizer that lies beside a model's weights: `tokenizer.json`, its stop ids and its chat template."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from tokenizers import Tokenizer
+
+FILE = "tokenizer.json"
+# What belongs to the tokenizer in a model folder, for copying it along.
+FILES = (FILE, "tokenizer_config.json", "special_tokens_map.json", "generation_config.json", "chat_template.jinja")
+
+
+class TokenizerError(ValueError):
+    """A tokenizer's files that cannot be read, or do not say what is asked of them."""
+
+
+class FileTokenizer:
+    """A `tokenizer.json` as the `tokenizers` library runs it. Special tokens in a text are read as what they are."""
+
+    def __init__(self, folder: Path):
+        self.folder = folder
+        try:
+            self._tokenizer = Tokenizer.from_file(str(folder / FILE))
+        except Exception as error:  # the library raises a bare Exception
+            raise TokenizerError(f"{folder / FILE} is no tokenizer: {error}") from None
+        vocabulary = self._tokenizer.get_vocab(with_added_tokens=True)
+        self.vocab_size = max(vocabulary.values()) + 1
+        self._config = _read(folder / "tokenizer_config.json")
+        self.stop_ids = self._stops(vocabulary)
+        self.eos_id = self.stop_ids[0]
+
+    def _stops(self, vocabulary: Mapping[str, int]) -> tuple[int, ...]:
+        """The ids that end an answer, by the first file that names some."""
+        for name in ("generation_config.json", "config.json"):
+            found = _read(self.folder / name).get("eos_token_id")
+            if found is not None:
+                return tuple(found) if isinstance(found, list) else (found,)
+        token = self._config.get("eos_token")
+        text = token.get("content") if isinstance(token, dict) else token
+        if text not in vocabulary:
+            raise TokenizerError(
+                f"{self.folder} does not say which token ends an answer: give generation_config.json an eos_token_id"
+            )
+        return (vocabulary[text],)
+
+    def fits(self, vocab_size: int) -> bool:
+        """Whether a model of so many ids has one for every token; it may have more, which pad its embedding."""
+        return self.vocab_size <= vocab_size
+
+    def encode(self, text: str) -> list[int]:
+        """The ids of `text`, without what the tokenizer would add around it."""
+        return self._tokenizer.encode(text, add_special_tokens=False).ids
+
+    def decode(self, ids: Iterable[int]) -> str:
+        """The text of `ids`; one stop id at the end is dropped, other special tokens are shown."""
+        ids = [int(i) for i in ids]
+        ids = ids[:-1] if ids and ids[-1] in self.stop_ids else ids
+        return self._tokenizer.decode(ids, skip_special_tokens=False)
+
+    def chat(self, messages: Sequence[Mapping[str, Any]], **variables: Any) -> str:
+        """Messages ({"role", "content"}) as the model's chat template writes them, up to where the answer begins.
+
+        The template comes with the weights, so it runs in jinja's sandbox. Raises TokenizerError where there is none,
+        or it fails.
+        """
+        from jinja2 import TemplateError
+        from jinja2.sandbox import ImmutableSandboxedEnvironment
+
+        def refuse(message: str):
+            raise TemplateError(message)
+
+        environment = ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True)
+        environment.globals["raise_exception"] = refuse
+        environment.filters["tojson"] = lambda value, **options: json.dumps(value, ensure_ascii=False, **options)
+        special = {k: v["content"] if isinstance(v, dict) else v for k, v in self._config.items() if k[-6:] == "_token"}
+        values = {**special, "messages": messages, "add_generation_prompt": True, **variables}
+        try:
+            return environment.from_string(self._template()).render(values)
+        except TemplateError as error:
+            raise TokenizerError(f"the chat template of {self.folder} fails: {error}") from None
+
+    def _template(self) -> str:
+        file = self.folder / "chat_template.jinja"
+        if file.is_file():
+            return file.read_text()
+        template = self._config.get("chat_template")
+        if isinstance(template, list):  # several by name
+            template = {t["name"]: t["template"] for t in template}.get("default")
+        if template is None:
+            raise TokenizerError(f"{self.folder} has no chat template: give the prompt as the model is to read it")
+        return template
+
+
+def _read(file: Path) -> dict:
+    if not file.is_file():
+        return {}
+    try:
+        value = json.loads(file.read_text())
+    except ValueError as error:
+        raise TokenizerError(f"{file} is not JSON: {error}") from None
+    return value if isinstance(value, dict) else {}

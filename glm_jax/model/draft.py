@@ -1,0 +1,172 @@
+"""The draft (MTP) layer: one stored layer that, from a state and the token after it, predicts the token after that.
+
+x_j = proj[ RMS(embed(t_{j+1})) ‖ RMS(f_j) ], z = layer(x), m_j = RMS(z_j), logits_j = lm_head(m_j) → t_{j+2}, with f_j
+the target's state after its final norm. It sees draft rows alone, from a cache of its own, and repeats itself to any
+depth: the next row's state is m. Sources: DeepSeek-V3 (arXiv 2412.19437 §2.2); vLLM and SGLang for the order of
+embedding and state, and for what the recursion hands on.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+
+import jax
+import jax.numpy as jnp
+from flax import struct
+from jaxtyping import Array, Float, Int
+
+from glm_jax.model import cache, indexer, rows
+from glm_jax.model.cache import Caches, CacheState
+from glm_jax.model.config import ModelConfig
+from glm_jax.model.heads import unembed
+from glm_jax.model.indexer import Indices, Selection
+from glm_jax.model.layers import run_layer
+from glm_jax.model.norms import linear, rms_norm
+from glm_jax.model.weights import DRAFT_KIND, Transformer
+
+
+@struct.dataclass
+class DraftOutput:
+    """What `forward` gives; routes and selection with `trace`."""
+
+    logits: Float[Array, "B S V"]
+    hidden: Float[Array, "B S D"]  # m: the state that the next depth starts from
+    routes: Int[Array, "B S k"] | None = None  # ascending
+    selection: tuple[Int[Array, "B S K"], Int[Array, "B S"]] | None = None
+
+
+@struct.dataclass
+class Drafts:
+    """What `propose` gives: tokens, the logits that each was the best of, and the draft rows that were attended."""
+
+    token: Int[Array, "B depth"]
+    logits: Float[Array, "B depth V"]
+    selection: list[tuple[Int[Array, "B K"], Int[Array, "B"]]]  # per step
+
+
+def forward(
+    params: Transformer,
+    config: ModelConfig,
+    tokens: Int[Array, "B S"],
+    hidden: Float[Array, "B S D"],
+    document_ids: Int[Array, "B S"],
+    trace: bool = False,
+) -> DraftOutput:
+    """Draft logits over whole rows: `tokens[b, j]` is the token that follows the state `hidden[b, j]`.
+
+    Depth d + 1 is the same call with depth d's `hidden` and the tokens one further.
+    """
+    _check(params)
+    view = rows.look(document_ids, config)
+    x = _input(params, config, tokens, hidden, view.valid)
+    selecting = tokens.shape[1] > config.index_topk or trace
+    state = rows.nothing_carried(tokens.shape, config, selecting, train_indexer=False)
+
+    def attend(kind, p, x, state, numbers):
+        return rows.attend(p, config, x, view, state, 0, selecting, train_indexer=False)
+
+    z, state, seen = run_layer(
+        DRAFT_KIND, params.draft.layer, x, state, (0, 0), config=config, valid=view.valid, attend=attend, trace=trace
+    )
+    m = rms_norm(z, params.draft.norm, config.rms_norm_eps)
+    output = DraftOutput(unembed(params, m), m)
+    if not trace:
+        return output
+    chosen = indexer.as_indices(state.selection, tokens.shape[1], config.index_topk)
+    return output.replace(routes=jnp.sort(seen[1], axis=-1), selection=chosen)
+
+
+def init_cache(config: ModelConfig, slots: int, columns: int) -> Caches:
+    """The draft layer's own cache: column j holds draft row j."""
+    return cache.empty(config, 1, 1, slots, columns)
+
+
+def extend(
+    params: Transformer,
+    config: ModelConfig,
+    caches: Caches,
+    tokens: Int[Array, "B S"],
+    hidden: Float[Array, "B S D"],
+    start: Int[Array, "B"],
+    count: Int[Array, "B"],
+    slot: Int[Array, "B"] | None = None,
+    selection: Indices | None = None,
+) -> tuple[Float[Array, "B S D"], Caches, Selection]:
+    """Runs `count` draft rows per slot, the first at column `start`; arguments as in `forward` and `cache.extend`.
+
+    With `selection` the layer's indexer does not run and writes no keys: the rows attend to that. Returns m, the cache
+    and the selection.
+    """
+    _check(params)
+    at = cache.place(config, caches, tokens.shape[1], start, count, slot)
+    x = _input(params, config, tokens, hidden, at.valid)
+    kind = DRAFT_KIND._replace(full=selection is None)
+    state = CacheState(cache.no_selection(config, at) if selection is None else selection, caches)
+    z, state, _ = run_layer(
+        kind,
+        params.draft.layer,
+        x,
+        state,
+        (0, 0),
+        config=config,
+        valid=at.valid,
+        attend=partial(cache.attend, config, at),
+        trace=False,
+    )
+    return rms_norm(z, params.draft.norm, config.rms_norm_eps), state.caches, state.selection
+
+
+def propose(
+    params: Transformer,
+    config: ModelConfig,
+    caches: Caches,
+    tokens: Int[Array, "B S"],
+    hidden: Float[Array, "B S D"],
+    start: Int[Array, "B"],
+    count: Int[Array, "B"],
+    depth: int,
+    slot: Int[Array, "B"] | None = None,
+) -> tuple[Drafts, Caches]:
+    """Drafts `depth` tokens greedily, after ingesting `count` rows whose tokens the target has accepted.
+
+    Step 0 runs the accepted rows; the last one's best token is the first draft. Each later step adds one row. With
+    `config.index_share_for_mtp_iteration` later steps attend to what the last accepted row selected, unchanged; the
+    rows they add are then seen by nobody, not even by themselves. Drafted rows are overwritten when the next round
+    ingests what was accepted. Of a slot with count 0 nothing is written, and its drafts mean nothing.
+    """
+    columns, last = caches.row.shape[2], jnp.maximum(count - 1, 0)
+
+    def at_last(a):
+        return jnp.take_along_axis(a, last.reshape(-1, *[1] * (a.ndim - 1)), axis=1)
+
+    def as_indices(selection):
+        return Indices(*indexer.as_indices(selection, columns, config.index_topk))
+
+    m, caches, selection = extend(params, config, caches, tokens, hidden, start, count, slot)
+    m, chosen = at_last(m), as_indices(jax.tree.map(at_last, selection))
+    shared = chosen if config.index_share_for_mtp_iteration else None
+    one_more = (count > 0).astype(count.dtype)
+    logits, used = [unembed(params, m)[:, 0]], [chosen]
+    drafted = [jnp.argmax(logits[0], axis=-1).astype(jnp.int32)]
+    for step in range(1, depth):
+        column = start + count + step - 1
+        m, caches, selection = extend(params, config, caches, drafted[-1][:, None], m, column, one_more, slot, shared)
+        used.append(as_indices(selection))
+        logits.append(unembed(params, m)[:, 0])
+        drafted.append(jnp.argmax(logits[-1], axis=-1).astype(jnp.int32))
+    selections = [(s.index[:, 0], s.count[:, 0]) for s in used]
+    return Drafts(jnp.stack(drafted, 1), jnp.stack(logits, 1), selections), caches
+
+
+def _input(params: Transformer, config: ModelConfig, tokens, hidden, valid) -> Float[Array, "B S D"]:
+    """Embedding first, state second; zero where a row is not valid, so that nothing of it reaches others."""
+    p, eps = params.draft, config.rms_norm_eps
+    embedded = jnp.where(valid[..., None], params.embed[tokens].astype(config.dtype), 0)
+    hidden = jnp.where(valid[..., None], hidden.astype(config.dtype), 0)
+    both = [rms_norm(embedded, p.embed_norm, eps), rms_norm(hidden, p.hidden_norm, eps)]
+    return linear(jnp.concatenate(both, axis=-1), p.proj)
+
+
+def _check(params: Transformer) -> None:
+    if params.draft is None:
+        raise ValueError("this model has no draft (MTP) layer: num_nextn_predict_layers is 0, or its file has none")

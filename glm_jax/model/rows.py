@@ -1,0 +1,154 @@
+"""Attention over whole rows of documents, in chunks of queries: what training and `forward` run."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+from flax import struct
+from jaxtyping import Array, Bool, Float, Int
+
+from glm_jax.model import attention, indexer
+from glm_jax.model.attention import Attention
+from glm_jax.model.config import ModelConfig
+from glm_jax.model.indexer import Bits, Indices, Selection
+from glm_jax.model.norms import rope_tables, wide
+
+DENSE_COLUMNS = 1024  # up to this many keys, dense scores under a mask are faster than gathering the selected ones
+QUERY_CHUNK = 512  # queries whose scores exist at once
+
+
+class Visibility(NamedTuple):
+    """Who sees whom in a batch of rows, and where each token stands in its document."""
+
+    document: Int[Array, "B S"]
+    cos: Array
+    sin: Array
+
+    @property
+    def valid(self) -> Bool[Array, "B S"]:
+        return self.document > 0
+
+
+def look(document_ids: Int[Array, "B S"], config: ModelConfig) -> Visibility:
+    cos, sin = rope_tables(positions(document_ids), config.qk_rope_head_dim, config.rope_theta, jnp.dtype(config.dtype))
+    return Visibility(document_ids, cos, sin)
+
+
+@struct.dataclass
+class Carried:
+    """What passes from layer to layer."""
+
+    selection: Selection | None
+    kl: Float[Array, ""]  # Σ over layers and tokens of KL(attention ‖ indexer), mean over the layers a selection serves
+
+
+def nothing_carried(shape: tuple[int, int], config: ModelConfig, selecting: bool, train_indexer: bool) -> Carried:
+    """What the first layer finds."""
+    return Carried(
+        _no_selection(shape, config, train_indexer) if selecting else None, jnp.zeros((), wide(jnp.dtype(config.dtype)))
+    )
+
+
+def _dense(columns: int, config: ModelConfig) -> bool:
+    return columns <= max(DENSE_COLUMNS, config.index_topk)
+
+
+def _no_selection(shape, config: ModelConfig, train_indexer: bool) -> Selection:
+    """What layer 0 finds: never read, since layer 0 computes; it gives the scans' carry its shape."""
+    dense = _dense(shape[1], config)
+    size = (*shape, shape[1] if dense else config.index_topk)
+    log_q = jnp.zeros(size, wide(config.dtype)) if train_indexer else None
+    if dense:
+        return Bits(indexer.pack(jnp.zeros(size, bool)), log_q)
+    return Indices(jnp.zeros(size, jnp.int32), jnp.zeros(shape, jnp.int32), log_q)
+
+
+def _kl_weights(config: ModelConfig) -> list[float]:
+    """Per layer 1 / (layers that share its selection): the indexer's loss is the mean KL over the layers it serves.
+
+    Its gradient is that of the KL to their mean attention (IndexCache, arXiv 2603.12201, multi-layer loss).
+    """
+    starts = [*config.full_layers, config.num_hidden_layers]
+    return [1 / (end - start) for start, end in zip(starts, starts[1:], strict=False) for _ in range(end - start)]
+
+
+def attend(
+    p: Attention,
+    config: ModelConfig,
+    x: Float[Array, "B S D"],
+    view: Visibility,
+    state: Carried,
+    number,
+    compute: bool,
+    train_indexer: bool,
+) -> tuple[Float[Array, "B S D"], Carried]:
+    """Attention of layer `number` over whole rows, in chunks of queries."""
+    columns, sparse = x.shape[1], x.shape[1] > config.index_topk
+    dense = _dense(columns, config)
+    c_q = attention.query_latent(p, config, x)
+    q_nope, q_rope = attention.queries(p, config, c_q, view.cos, view.sin)
+    kv = attention.rows(p, config, x, view.cos, view.sin)
+    per_query = {"q_nope": q_nope, "q_rope": q_rope, "document": view.document}
+    per_query["column"] = jnp.broadcast_to(jnp.arange(columns), view.document.shape)
+    index_k = None
+    if compute:
+        # The indexer learns from its own loss alone, and the model from its own: no gradient crosses.
+        x_in, c_in = jax.lax.stop_gradient(x), jax.lax.stop_gradient(c_q)
+        per_query["index_q"], per_query["index_w"] = indexer.queries(p.indexer, config, x_in, c_in, view.cos, view.sin)
+        index_k = indexer.keys(p.indexer, x_in, view.cos, view.sin)
+    elif state.selection is not None:
+        per_query["selection"] = state.selection
+
+    def chunk(q):
+        mask = attention.visible(q["document"], view.document, q["column"][0])
+        selection = q.get("selection")
+        if compute:
+            q_and_w = q["index_q"], q["index_w"]
+            selection = indexer.choose(*q_and_w, index_k, mask, config.index_topk, train_indexer, as_bits=dense)
+        if dense:
+            if sparse:
+                mask = indexer.mask_of(selection, columns)
+            out, prob = attention.expanded(p, config, q["q_nope"], q["q_rope"], kv, mask)
+        else:
+            read = attention.gathering(partial(attention.gather_from, kv))
+            out, prob = attention.absorbed(p, config, q["q_nope"], q["q_rope"], selection, read)
+        kl = indexer.kl(selection.log_q, jnp.mean(prob, axis=1)) if train_indexer else None
+        return out, selection, kl
+
+    out, selection, kl = _chunked(chunk, per_query, QUERY_CHUNK)
+    if train_indexer:
+        weight = jnp.asarray(_kl_weights(config), state.kl.dtype)[number]
+        state = state.replace(kl=state.kl + weight * jnp.sum(jnp.where(view.document > 0, kl, 0.0)))
+    return attention.output(p, out), state.replace(selection=selection)
+
+
+def _chunked(f, per_query: dict, size: int):
+    """f over chunks of queries (axis 1), so that what f makes per (query, key) exists for one chunk at a time."""
+    queries = per_query["column"].shape[1]
+    if queries <= size:
+        return f(per_query)
+    chunks = -(-queries // size)
+    pad = chunks * size - queries
+
+    def split(a):
+        a = jnp.pad(a, [(0, 0), (0, pad)] + [(0, 0)] * (a.ndim - 2))
+        return a.reshape(a.shape[0], chunks, size, *a.shape[2:]).swapaxes(0, 1)
+
+    def join(a):
+        return a.swapaxes(0, 1).reshape(a.shape[1], chunks * size, *a.shape[3:])[:, :queries]
+
+    return jax.tree.map(join, jax.lax.map(jax.checkpoint(f), jax.tree.map(split, per_query)))
+
+
+def positions(document_ids: Int[Array, "B S"]) -> Int[Array, "B S"]:
+    """A token's index within its document, also where others interrupt it; 0 for padding."""
+    column = jnp.arange(document_ids.shape[1])
+    order = jnp.argsort(document_ids, axis=1, stable=True)  # document after document, columns ascending
+    grouped = jnp.take_along_axis(document_ids, order, axis=1)
+    previous = jnp.pad(grouped[:, :-1], ((0, 0), (1, 0)), constant_values=-1)
+    start = jax.lax.cummax(jnp.where(grouped != previous, column, 0), axis=1)
+    index = jnp.take_along_axis(column - start, jnp.argsort(order, axis=1), axis=1)
+    return jnp.where(document_ids > 0, index, 0)

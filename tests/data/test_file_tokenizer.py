@@ -1,0 +1,93 @@
+"""A model folder's own tokenizer: round trips, stop ids, and the chat template in its sandbox."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
+
+from glm_jax.data.file_tokenizer import FileTokenizer, TokenizerError
+from glm_jax.data.tokenizer import ByteTokenizer, tokenizer_of
+
+TEMPLATE = (
+    "[gMASK]{% for m in messages %}\n  {% if m.role == 'user' %}<|user|>{{ m.content }}{% endif %}{% endfor %}"
+    "{% if add_generation_prompt %}<|assistant|>{% endif %}"
+)
+
+
+def write(folder: Path, eos: object = 258, **config: object) -> Path:
+    """A byte-level BPE without merges: 256 bytes, then special tokens from 256 on."""
+    letters = sorted(pre_tokenizers.ByteLevel.alphabet())
+    tokenizer = Tokenizer(models.BPE(vocab={c: i for i, c in enumerate(letters)}, merges=[]))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    tokenizer.add_special_tokens([AddedToken(t, special=True) for t in ("<|user|>", "<|assistant|>", "<|end|>")])
+    tokenizer.save(str(folder / "tokenizer.json"))
+    if eos is not None:
+        (folder / "generation_config.json").write_text(json.dumps({"eos_token_id": eos}))
+    (folder / "tokenizer_config.json").write_text(json.dumps(config))
+    return folder
+
+
+def test_texts_come_back_and_special_tokens_are_one_id(tmp_path):
+    tokenizer = FileTokenizer(write(tmp_path))
+    for text in ("", "plain", "Grüße, 世界\n\t!", "<|user|>hi<|assistant|>"):
+        assert tokenizer.decode(tokenizer.encode(text)) == text
+    assert tokenizer.encode("<|user|>")[0] == 256 and tokenizer.vocab_size == 259
+    assert tokenizer.decode([*tokenizer.encode("so"), 258]) == "so", "the stop id at the end is dropped"
+    assert tokenizer.decode([258, *tokenizer.encode("so")]) == "<|end|>so"
+    assert tokenizer.fits(259) and tokenizer.fits(320) and not tokenizer.fits(258)
+
+
+def test_stop_ids_come_from_the_first_file_that_names_them(tmp_path):
+    assert FileTokenizer(write(tmp_path, eos=[258, 256])).stop_ids == (258, 256)
+    (tmp_path / "generation_config.json").unlink()
+    (tmp_path / "config.json").write_text('{"eos_token_id": 257}')
+    assert FileTokenizer(tmp_path).stop_ids == (257,)
+    (tmp_path / "config.json").unlink()
+    for name in ("<|end|>", {"content": "<|end|>"}):
+        tokenizer = FileTokenizer(write(tmp_path, eos=None, eos_token=name))
+        assert tokenizer.stop_ids == (258,) and tokenizer.eos_id == 258
+    with pytest.raises(TokenizerError, match="which token ends an answer"):
+        FileTokenizer(write(tmp_path, eos=None))
+
+
+def test_the_chat_template_writes_messages_up_to_the_answer(tmp_path):
+    messages = [{"role": "user", "content": "2+2?"}]
+    for config in ({"chat_template": TEMPLATE}, {"chat_template": [{"name": "default", "template": TEMPLATE}]}):
+        assert FileTokenizer(write(tmp_path, **config)).chat(messages) == "[gMASK]<|user|>2+2?<|assistant|>"
+    (tmp_path / "chat_template.jinja").write_text("{{ messages | tojson }} {{ mode }}")
+    assert FileTokenizer(tmp_path).chat(messages, mode="x") == '[{"role": "user", "content": "2+2?"}] x'
+
+
+@pytest.mark.parametrize(
+    "template, told",
+    [
+        (None, "has no chat template"),
+        ("{{ raise_exception('no user') }}", "no user"),
+        ("{% if %}", "fails"),
+        ("{{ ''.__class__.__mro__ }}", "fails"),
+        ("{{ messages.append(1) }}", "fails"),
+    ],
+)
+def test_a_template_that_is_absent_wrong_or_reaches_out_is_an_error(template, told, tmp_path):
+    config = {} if template is None else {"chat_template": template}
+    with pytest.raises(TokenizerError, match=told):
+        FileTokenizer(write(tmp_path, **config)).chat([{"role": "user", "content": "?"}])
+
+
+def test_a_damaged_file_is_named(tmp_path):
+    (tmp_path / "tokenizer.json").write_text("{")
+    with pytest.raises(TokenizerError, match="tokenizer.json is no tokenizer"):
+        FileTokenizer(tmp_path)
+    write(tmp_path)
+    (tmp_path / "generation_config.json").write_text("{")
+    with pytest.raises(TokenizerError, match="generation_config.json is not JSON"):
+        FileTokenizer(tmp_path)
+
+
+def test_a_folder_without_one_is_read_as_bytes(tmp_path):
+    assert isinstance(tokenizer_of(tmp_path), ByteTokenizer) and isinstance(tokenizer_of(None), ByteTokenizer)
+    assert isinstance(tokenizer_of(write(tmp_path)), FileTokenizer)
