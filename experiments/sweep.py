@@ -1,6 +1,6 @@
 """Runs one config under several settings and seeds, one after another, and tables what came of it.
 
-    python experiments/sweep.py --config experiments/configs/demo.py --workdir runs/staleness --set rl.steps=75 \\
+    python experiments/sweep.py --config experiments/configs/demo.py --workdir runs/staleness --set rl.steps=112 \\
         --vary staleness.tau=4,16 --vary learn.window=True,False --seeds 0,1,2 --json experiments/results/staleness.json
 
 A run whose workdir is finished is not made again, so an interrupted sweep goes on where it stopped.
@@ -63,7 +63,6 @@ def _run(config: str, workdir: Path, overrides: list[str]) -> dict:
         "lag": mean("staleness/mean"),
         "masked": mean("policy/dis_masked_share"),
         "k3": mean("rollout/k3"),
-        "seconds": evals[-1]["time/wall"],
     }
 
 

@@ -26,7 +26,10 @@ SMOKE: dict[str, list[str] | None] = {
     "glm-jax train": TINY,
     "glm-jax eval": TINY,
     "glm-jax generate": ["--max_new_tokens=4"],
+    "glm-jax convert": [],
     "glm-jax bench rl": ["--smoke", "--repeats=1"],
+    "glm-jax bench model": ["--smoke", "--repeats=1"],
+    "glm-jax bench flops": [],
     "glm-jax bench critic": [*TINY, "--rollouts=16", "--config.rl.steps=0"],
     "python experiments/sweep.py": [],
 }

@@ -5,6 +5,7 @@ from __future__ import annotations
 from functools import partial
 from typing import NamedTuple
 
+import jax
 import jax.numpy as jnp
 from flax import struct
 from jaxtyping import Array, Bool, Float, Int
@@ -65,6 +66,11 @@ class Place(NamedTuple):
     sin: Array
 
     def write(self, cache: Float[Array, "L B T C"], layer, new: Float[Array, "B S C"]) -> Float[Array, "L B T C"]:
+        if new.shape[:2] == (1, 1):
+            # XLA turns a scatter of one row into a select over the whole cache; this stays one row.
+            at = (layer, self._slots[0], self.target[0, 0], 0)
+            old = jax.lax.dynamic_slice(cache, at, (1, 1, 1, new.shape[-1]))
+            return jax.lax.dynamic_update_slice(cache, jnp.where(self.valid[0, 0], new[None], old), at)
         return cache.at[layer, self._slots[:, None], self.target].set(new, mode="drop")
 
     def read(self, cache: Float[Array, "L B T C"], layer) -> Float[Array, "B T C"]:

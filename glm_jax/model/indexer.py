@@ -143,19 +143,33 @@ def _largest(holds: Callable[[Array], Array], bits: int, shape: tuple[int, ...],
 def indices(mask: Bool[Array, "*B T"], size: int) -> tuple[Int[Array, "*B K"], Int[Array, "*B"]]:
     """The columns of a mask of at most `size`, ascending, then zeros; their count."""
     columns = mask.shape[-1]
-    size = min(size, columns)
-    # A top-k of the negated columns: XLA's sort is several times slower on a CPU.
-    index = -jax.lax.top_k(jnp.where(mask, -jnp.arange(columns), -columns), size)[0]
+    index = -jax.lax.top_k(jnp.where(mask, -jnp.arange(columns), -columns), min(size, columns))[0]
     return jnp.where(index < columns, index, 0), _count(mask)[..., 0]
+
+
+def select_indices(
+    score: Float[Array, "*B T"], visible: Bool[Array, "*B T"], top_k: int
+) -> tuple[Int[Array, "*B K"], Int[Array, "*B"]]:
+    """`select` as ascending columns, then zeros, and their count, for finite scores.
+
+    `lax.top_k` keeps the lower column of equal scores too, and gives indices sooner than `select` and `indices`.
+    """
+    columns = score.shape[-1]
+    size = min(top_k, columns)
+    _, index = jax.lax.top_k(jnp.where(visible, jnp.where(score == 0, 0.0, score), -jnp.inf), size)
+    count = jnp.minimum(_count(visible)[..., 0], size)
+    # Ascending order by a second top-k, of the negated columns: XLA's sort is several times slower on a CPU.
+    index = -jax.lax.top_k(jnp.where(live(index, count), -index, -columns), size)[0]
+    return jnp.where(index < columns, index, 0).astype(jnp.int32), count
 
 
 def choose(q, w, k, visible: Bool[Array, "B S T"], top_k: int, trained: bool, as_bits: bool) -> Selection:
     """Scores and selects; with `trained`, also the log-probabilities that the indexer's loss needs."""
     score = scores(q, w, k)
-    mask = select(jax.lax.stop_gradient(score), visible, top_k)
     if as_bits:
+        mask = select(jax.lax.stop_gradient(score), visible, top_k)
         return Bits(pack(mask), _log_softmax(score, mask) if trained else None)
-    index, count = indices(mask, top_k)
+    index, count = select_indices(jax.lax.stop_gradient(score), visible, top_k)
     if not trained:
         return Indices(index, count)
     return Indices(index, count, _log_softmax(jnp.take_along_axis(score, index, axis=-1), live(index, count)))

@@ -16,6 +16,8 @@ from glm_jax.rollout import sampler, slots
 from glm_jax.rollout.config import RolloutConfig
 from glm_jax.rollout.requests import STOP_IDS, Requests, empty_requests
 
+PREFILL_CHUNK = 256  # prompt tokens of a slot that run through the model at once
+
 
 @dataclasses.dataclass(frozen=True)
 class Completion:
@@ -50,7 +52,8 @@ def generate(
         raise ValueError("; ".join(problems))
     if not prompts:
         return []
-    window = _round_up(max(len(p) for p in prompts) + max_new_tokens, 32)
+    longest = max(len(p) for p in prompts)
+    window = _round_up(longest + max_new_tokens, 32)
     count = min(slots_at_once, len(prompts))
     sizes = RolloutConfig(
         slots=count,
@@ -59,7 +62,7 @@ def generate(
         queue=len(prompts),
         requests=len(prompts),
         prefill_slots=min(8, count),
-        prefill_chunk=min(64, window),
+        prefill_chunk=min(PREFILL_CHUNK, _round_up(longest, 32)),
     )
     requests = _requests(prompts, window, max_new_tokens, temperature, top_p, stop)
     state = slots.init(config, sizes)
