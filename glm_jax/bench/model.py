@@ -14,7 +14,7 @@ import jax
 
 import glm_jax
 from glm_jax.bench.duel import Contender, duel
-from glm_jax.bench.shape import LARGER, LONG, SHORT
+from glm_jax.bench.shape import LARGER
 from glm_jax.model import weights
 from glm_jax.model.config import from_hf
 
@@ -23,7 +23,7 @@ OURS, PEER = "glm_jax", "transformers"
 
 def run(repeats: int, peer_python: str | None, report: Path | None, smoke: bool) -> str:
     """The table as text; with `report`, every figure as JSON. Without transformers, ours stands alone and says so."""
-    size, text = ("smoke", SHORT) if smoke else ("full", LONG)
+    size = "smoke" if smoke else "full"
     peer = peer_python or sys.executable
     with tempfile.TemporaryDirectory() as folder:
         config = from_hf(LARGER)
@@ -44,32 +44,34 @@ def run(repeats: int, peer_python: str | None, report: Path | None, smoke: bool)
             "17.0 M parameters, float32, 256 keys selected. CPU seconds on one thread through generate, median of "
             f"{repeats} interleaved repeats.",
             "",
-            *_table(medians, text),
+            *_table(medians),
             *([] if has_peer else ["", f"transformers is not installed for {peer}: name a python with --peer_python."]),
         ]
     )
 
 
-def _table(medians: dict[str, dict[str, float]], text) -> list[str]:
+def _table(medians: dict[str, dict[str, float]]) -> list[str]:
     """A row per figure, a column per stack, and how many times the best peer's time ours is."""
     peers = [name for name in medians if name != OURS]
-    ratio = [f"best {PEER} / {OURS}"] if peers else []
-    lines = ["| " + " | ".join(["", *medians, *ratio]) + " |", "|" + "---|" * (1 + len(medians) + len(ratio))]
+    head = ["", *medians, *([f"best {PEER} / {OURS}"] if peers else [])]
+    lines = ["| " + " | ".join(head) + " |", "|" + "---|" * len(head)]
     for key, ours in medians[OURS].items():
-        decode, memory = key.startswith("decode"), key == "peak_mib"
-        count = int(key.split()[1]) if decode else 1
-        show = (
-            (lambda v: f"{v:,.0f} MiB")
-            if memory
-            else (lambda v, n=count: f"{n / v:,.0f} tok/s")
-            if decode
-            else (lambda v: f"{v:.2f} s")
-        )
-        cells = [show(m[key]) for m in medians.values()]
-        best = [f"{min(medians[p][key] for p in peers) / ours:.1f}x"] if peers else []
-        name = "peak memory" if memory else f"{key.split()[0]}, {key.partition(' ')[2]} tokens"
-        lines.append("| " + " | ".join([name, *cells, *best]) + " |")
+        cells = [_name(key), *(_figure(key, m[key]) for m in medians.values())]
+        if peers:
+            cells.append(f"{min(medians[peer][key] for peer in peers) / ours:.1f}x")
+        lines.append("| " + " | ".join(cells) + " |")
     return lines
+
+
+def _name(key: str) -> str:
+    return "peak memory" if key == "peak_mib" else key.replace(" ", ", ", 1) + " tokens"
+
+
+def _figure(key: str, value: float) -> str:
+    """Decoding in tokens per second, of all prompts together."""
+    if key == "peak_mib":
+        return f"{value:,.0f} MiB"
+    return f"{int(key.split()[1]) / value:,.0f} tok/s" if key.startswith("decode") else f"{value:.2f} s"
 
 
 def _has_transformers(python: str) -> bool:

@@ -81,7 +81,7 @@ class Text:
     """Greedy continuation of `new` tokens of prompts of each length, and of `batch` prompts of the first length."""
 
     prompts: tuple[int, ...] = (1024, 4096)
-    new: int = 32
+    new: int = 128  # many, so that the difference of two prefills does not drown them
     batch: int = 32
 
 

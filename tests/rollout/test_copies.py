@@ -1,0 +1,30 @@
+"""Caches are updated in place: the compiled decode loop holds no operation that passes over a whole one."""
+
+from __future__ import annotations
+
+import re
+
+import jax
+import jax.numpy as jnp
+import pytest
+
+from glm_jax.rollout import generate, slots
+from glm_jax.rollout.config import RolloutConfig
+from tests.model.tiny import random_params, tiny_config
+
+
+@pytest.mark.parametrize("count", [1, 4])  # one slot's row is written by another operation than many slots' rows
+def test_no_operation_of_the_decode_loop_passes_over_a_whole_cache(count):
+    config = tiny_config()
+    sizes = RolloutConfig(
+        slots=count, window=72, ticks=9, queue=count, requests=count, prefill_slots=1, prefill_chunk=16
+    )
+    params = random_params(config)
+    state = slots.init(config, sizes)
+    program = generate._run.lower(params, config, sizes, state, jnp.int32(0)).compile().as_text()
+    for leaf in jax.tree.leaves(state.caches):
+        shape = ",".join(map(str, leaf.shape))
+        made = re.findall(rf"= f32\[{shape}\]\S* ([\w-]+)\(", program)
+        assert {"dynamic-update-slice", "scatter"} & set(made), "the caches are in the program, and written"
+        passes = set(made) - {"dynamic-update-slice", "scatter", "get-tuple-element", "parameter", "fusion", "call"}
+        assert not passes, f"{passes} over f32[{shape}]"
