@@ -12,9 +12,9 @@ from pathlib import Path
 
 import jax
 
-import glm_jax
 from glm_jax.bench.duel import Contender, duel
 from glm_jax.bench.shape import LARGER
+from glm_jax.io.hf import save
 from glm_jax.model import weights
 from glm_jax.model.config import from_hf
 
@@ -27,7 +27,7 @@ def run(repeats: int, peer_python: str | None, report: Path | None, smoke: bool)
     peer = peer_python or sys.executable
     with tempfile.TemporaryDirectory() as folder:
         config = from_hf(LARGER)
-        glm_jax.save(folder, config, weights.init(config, jax.random.key(0)))
+        save(folder, config, weights.init(config, jax.random.key(0)))
         contenders = [Contender(OURS, sys.executable, "glm_jax.bench.model_ours", [folder, size])]
         if has_peer := _has_transformers(peer):
             # By path: the peer's environment need not have this package.

@@ -8,18 +8,19 @@ import time
 
 import numpy as np
 
-import glm_jax
 from glm_jax.bench.duel import cpu_seconds, serve
 from glm_jax.bench.shape import LONG, SHORT, timed
+from glm_jax.io.hf import load
+from glm_jax.rollout.generate import generate as complete
 
 
 def main(folder: str, size: str) -> None:
-    config, params = glm_jax.load(folder)
+    config, params = load(folder)
     rng = np.random.default_rng(0)
 
     def generate(prompts: int, length: int, new: int) -> None:
         tokens = rng.integers(3, config.vocab_size, (prompts, length)).tolist()
-        made = glm_jax.generate(params, config, tokens, new)
+        made = complete(params, config, tokens, new)
         assert all(len(one.tokens) == new for one in made)
 
     def iteration() -> dict[str, float]:
