@@ -76,7 +76,8 @@ def of_token(config: ModelConfig, context: int) -> int:
 def closed_form(config: ModelConfig, context: int) -> int:
     """The same by hand: 2 · (weights that a token meets) + attention over min(k, n) rows + index scores over n.
 
-    Absorbed attention reads r + p numbers per row and head for its score, and r for its result.
+    Absorbed attention reads r + p numbers per row and head for its score, and r for its result. Holds beyond the
+    lengths at which decoding scores every column under a mask (cache.no_selection).
     """
     dim, heads, rank, roped = (
         config.hidden_size,

@@ -51,7 +51,7 @@ def run(repeats: int, peer_python: str | None, report: Path | None, smoke: bool)
 
 
 def _table(medians: dict[str, dict[str, float]]) -> list[str]:
-    """A row per figure, a column per stack, and how many times the best peer's time ours is."""
+    """A row per figure, a column per stack, and the best peer's time over ours."""
     peers = [name for name in medians if name != OURS]
     head = ["", *medians, *([f"best {PEER} / {OURS}"] if peers else [])]
     lines = ["| " + " | ".join(head) + " |", "|" + "---|" * len(head)]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -20,21 +19,24 @@ def _define(values: flags.FlagValues) -> None:
 
 
 def run(argv: Sequence[str]) -> int:
-    """Writes OUT whole or not at all; the tokenizer's files go along. Says what was written."""
+    """Writes the tokenizer's files and then the model, which appears whole or not at all. Says what was written."""
     command = parse("convert", argv, _define, positional=("model", "out"), required=())
     # jax is imported here and not above, so that --help answers at once.
-    from glm_jax.data.file_tokenizer import FILES
-    from glm_jax.io.hf import load, save
+    import jax
+
+    from glm_jax.data.file_tokenizer import carry_over
+    from glm_jax.io.hf import load, read_config, save
     from glm_jax.model import tree, weights
 
     source, out = (Path(text).expanduser() for text in command.positional)
     if out.exists() and source.resolve() == out.resolve():
         raise UsageError(f"{out} is the model itself: name another folder")
-    config, params = load(source, dtype=command.flags.dtype)
+    on_host = jax.sharding.SingleDeviceSharding(jax.devices("cpu")[0])
+    config = read_config(source)
+    shardings = tree.map_leaves(lambda _: on_host, weights.abstract(config))
+    config, params = load(source, command.flags.dtype, shardings)
+    carry_over(source, out)
     save(out, config, params, shard_bytes=int(command.flags.file_gib * 2**30))
-    for name in FILES:
-        if (source / name).is_file():
-            shutil.copyfile(source / name, out / name)
     written = sorted(out.glob("*.safetensors"))
     size = sum(file.stat().st_size for file in written)
     count = tree.size(weights.abstract(config))

@@ -24,19 +24,20 @@ def run(argv: Sequence[str]) -> int:
     command = parse("generate", argv, _define, positional=("model",), required=("prompt",))
     # jax is imported here and not above, so that --help answers at once.
     from glm_jax.data.tokenizer import tokenizer_of
-    from glm_jax.io.hf import load
+    from glm_jax.io.hf import load, read_config
     from glm_jax.rollout.generate import generate
 
     folder, options = Path(command.positional[0]).expanduser(), command.flags
     tokenizer = tokenizer_of(folder)
     if options.chat and not hasattr(tokenizer, "chat"):
         raise UsageError(f"{folder} has no tokenizer.json, and bytes have no chat template: leave --chat out")
-    config, params = load(folder)
+    config = read_config(folder)
     if not tokenizer.fits(config.vocab_size):
         raise UsageError(
             f"{folder} has {config.vocab_size} token ids and its tokenizer {tokenizer.vocab_size}: they do not belong "
             "together"
         )
+    config, params = load(folder)
     texts = [tokenizer.chat([{"role": "user", "content": p}]) if options.chat else p for p in options.prompt]
     completions = generate(
         params,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -11,7 +12,8 @@ from tokenizers import Tokenizer
 
 FILE = "tokenizer.json"
 # What belongs to the tokenizer in a model folder, for copying it along.
-FILES = (FILE, "tokenizer_config.json", "special_tokens_map.json", "generation_config.json", "chat_template.jinja")
+GENERATION = "generation_config.json"
+FILES = (FILE, "tokenizer_config.json", "special_tokens_map.json", GENERATION, "chat_template.jinja")
 
 
 class TokenizerError(ValueError):
@@ -27,6 +29,8 @@ class FileTokenizer:
             self._tokenizer = Tokenizer.from_file(str(folder / FILE))
         except Exception as error:  # the library raises a bare Exception
             raise TokenizerError(f"{folder / FILE} is no tokenizer: {error}") from None
+        self._tokenizer.no_truncation()
+        self._tokenizer.no_padding()
         vocabulary = self._tokenizer.get_vocab(with_added_tokens=True)
         self.vocab_size = max(vocabulary.values()) + 1
         self._config = _read(folder / "tokenizer_config.json")
@@ -35,9 +39,9 @@ class FileTokenizer:
 
     def _stops(self, vocabulary: Mapping[str, int]) -> tuple[int, ...]:
         """The ids that end an answer, by the first file that names some."""
-        for name in ("generation_config.json", "config.json"):
+        for name in (GENERATION, "config.json"):
             found = _read(self.folder / name).get("eos_token_id")
-            if found is not None:
+            if found not in (None, []):
                 return tuple(found) if isinstance(found, list) else (found,)
         token = self._config.get("eos_token")
         text = token.get("content") if isinstance(token, dict) else token
@@ -73,14 +77,19 @@ class FileTokenizer:
         def refuse(message: str):
             raise TemplateError(message)
 
-        environment = ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True)
+        def to_json(value: Any, ensure_ascii: bool = False, **options: Any) -> str:
+            return json.dumps(value, ensure_ascii=ensure_ascii, **options)
+
+        environment = ImmutableSandboxedEnvironment(
+            trim_blocks=True, lstrip_blocks=True, extensions=["jinja2.ext.loopcontrols"]
+        )
         environment.globals["raise_exception"] = refuse
-        environment.filters["tojson"] = lambda value, **options: json.dumps(value, ensure_ascii=False, **options)
+        environment.filters["tojson"] = to_json
         special = {k: v["content"] if isinstance(v, dict) else v for k, v in self._config.items() if k[-6:] == "_token"}
         values = {**special, "messages": messages, "add_generation_prompt": True, **variables}
         try:
             return environment.from_string(self._template()).render(values)
-        except TemplateError as error:
+        except Exception as error:  # a template may raise anything
             raise TokenizerError(f"the chat template of {self.folder} fails: {error}") from None
 
     def _template(self) -> str:
@@ -93,6 +102,24 @@ class FileTokenizer:
         if template is None:
             raise TokenizerError(f"{self.folder} has no chat template: give the prompt as the model is to read it")
         return template
+
+
+def carry_over(source: Path | None, out: Path, stop_ids: Sequence[int] = ()) -> None:
+    """Puts the tokenizer's files of the model folder `source` into `out`, and nothing else of that kind.
+
+    Readers of `out` learn the stop ids from its generation_config.json: where there is none, it is written, with what
+    the source's config.json says or else `stop_ids`.
+    """
+    out.mkdir(parents=True, exist_ok=True)
+    for name in FILES:
+        if source is not None and (source / name).is_file():
+            shutil.copyfile(source / name, out / name)
+        else:
+            (out / name).unlink(missing_ok=True)
+    named = _read(source / "config.json").get("eos_token_id") if source is not None else None
+    found = named if named not in (None, []) else list(stop_ids)
+    if found != [] and not (out / GENERATION).is_file():
+        (out / GENERATION).write_text(json.dumps({"eos_token_id": found}) + "\n")
 
 
 def _read(file: Path) -> dict:

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import shutil
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from glm_jax.data.file_tokenizer import FILES
+from glm_jax.data.file_tokenizer import carry_over
+from glm_jax.data.tokenizer import tokenizer_of
 from glm_jax.io import hf
 from glm_jax.model.config import ModelConfig
 from glm_jax.report.metrics import read_metrics
@@ -24,16 +24,13 @@ def finish(
     say: Callable[[str], None],
     source: Path | None = None,
 ) -> None:
-    """Writes them, the model folder last, so that its presence says that all is there.
+    """Writes them, the model last: where its config.json is, all is there.
 
     source: the model folder that the run started from, whose tokenizer goes along.
     """
     text = "\n\n".join(describe(sample) for sample in samples)
     (workdir / SAMPLES).write_text(text + "\n")
     run_picture(read_metrics(workdir), samples, workdir / PICTURE)
-    (workdir / EXPORT).mkdir(exist_ok=True)
-    for name in FILES if source is not None else ():
-        if (source / name).is_file():
-            shutil.copyfile(source / name, workdir / EXPORT / name)
+    carry_over(source, workdir / EXPORT, tokenizer_of(source).stop_ids)
     hf.save(workdir / EXPORT, model, params)
     say(f"{text}\n\npolicy: {workdir / EXPORT}   curves: {workdir / PICTURE}")

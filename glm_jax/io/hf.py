@@ -101,10 +101,11 @@ def _fill(tensors: Tensors, entries: Entry | list[Entry], out: np.ndarray, index
 def save(path: str | os.PathLike, config: ModelConfig, params: Transformer, shard_bytes: int = SHARD_BYTES) -> None:
     """Writes a model folder that transformers and `load` read. Appears whole or not at all.
 
-    A model that stood there is replaced, other files stay. The host holds one file of `shard_bytes` at a time.
+    A model that stood there is replaced, other files stay. The host holds one layer and one file of `shard_bytes` at
+    a time.
     """
     folder = Path(path)
-    partial = folder.with_name(folder.name + ".partial")
+    partial = folder / ".partial"
     shutil.rmtree(partial, ignore_errors=True)  # of a save that was interrupted
     partial.mkdir(parents=True)
     shards: list[list[str]] = []
@@ -113,6 +114,7 @@ def save(path: str | os.PathLike, config: ModelConfig, params: Transformer, shar
         save_file(shard, partial / f"{len(shards)}.part", metadata={"format": "pt"})
         shards.append(list(shard))
         total += sum(tensor.nbytes for tensor in shard.values())
+        shard.clear()  # before the next one is filled
     names = [f"model-{i + 1:05}-of-{len(shards):05}.safetensors" for i in range(len(shards))]
     if len(shards) == 1:
         names = [SINGLE]
@@ -124,7 +126,6 @@ def save(path: str | os.PathLike, config: ModelConfig, params: Transformer, shar
     for i, name in enumerate(names):
         (partial / f"{i}.part").rename(partial / name)
     (partial / "config.json").write_text(json.dumps(to_hf(config), indent=2) + "\n")
-    folder.mkdir(parents=True, exist_ok=True)
     # The old config goes first and the new one comes last: a folder without one is no model.
     for file in ("config.json", INDEX, SINGLE, *(f.name for f in folder.glob("model-*-of-*.safetensors"))):
         (folder / file).unlink(missing_ok=True)
@@ -167,6 +168,7 @@ def _check(folder: Path, config: ModelConfig, entries: Transformer, tensors: Ten
     both = sorted(want.keys() & have.keys())
     problems += [f"misshapen {n}: {have[n]} in the file, {want[n]} by the config" for n in both if have[n] != want[n]]
     problems += [f"{n} is {dtype[n]}: weights are {', '.join(FLOATS)}" for n in both if dtype[n] not in FLOATS]
+    problems += [f"{n} is {FP8}: only matrices may be" for n in both if dtype[n] == FP8 and len(have[n]) != 2]
     if problems:
         raise CheckpointError(
             f"{folder}: {len(problems)} tensors do not fit its config.json:\n  " + "\n  ".join(problems)
@@ -201,7 +203,7 @@ def _file_tensors(config: ModelConfig, params: Transformer) -> Iterator[tuple[st
             yield from entry.take_apart(jax.device_get(getattr(params, key)))
     for entry_layer, layer in zip(entries.groups[0], _layers(config, params), strict=True):
         yield from _layer_tensors(entry_layer, layer)
-    if params.draft is not None:
+    if entries.draft is not None:
         yield from _layer_tensors(entries.draft.layer, jax.device_get(params.draft.layer))
         for key in ("embed_norm", "hidden_norm", "proj", "norm"):
             yield from getattr(entries.draft, key).take_apart(jax.device_get(getattr(params.draft, key)))

@@ -70,7 +70,8 @@ class Place(NamedTuple):
             # XLA turns a scatter of one row into a select over the whole cache; this stays one row.
             at = (layer, self._slots[0], self.target[0, 0], 0)
             old = jax.lax.dynamic_slice(cache, at, (1, 1, 1, new.shape[-1]))
-            return jax.lax.dynamic_update_slice(cache, jnp.where(self.valid[0, 0], new[None], old), at)
+            inside = self.target[0, 0] < cache.shape[2]
+            return jax.lax.dynamic_update_slice(cache, jnp.where(inside, new[None], old), at)
         return cache.at[layer, self._slots[:, None], self.target].set(new, mode="drop")
 
     def read(self, cache: Float[Array, "L B T C"], layer) -> Float[Array, "B T C"]:

@@ -132,7 +132,8 @@ def propose(
     Step 0 runs the accepted rows; the last one's best token is the first draft. Each later step adds one row. With
     `config.index_share_for_mtp_iteration` later steps attend to what the last accepted row selected, unchanged; the
     rows they add are then seen by nobody, not even by themselves. Drafted rows are overwritten when the next round
-    ingests what was accepted. Of a slot with count 0 nothing is written, and its drafts mean nothing.
+    ingests what was accepted; those beyond the cache's last column are lost. Of a slot with count 0 nothing is written,
+    and its drafts mean nothing.
     """
     columns, last = caches.row.shape[2], jnp.maximum(count - 1, 0)
 

@@ -71,7 +71,7 @@ def forward(
     """Logits of every token, as transformers computes GLM-5.2; with `draft` also those of its draft (MTP) layer.
 
     `document_ids`: 0 is padding, equal numbers of one row see each other causally; a bool mask is accepted. A token's
-    position is its index within its document.
+    position is its index within its document. With `draft`, documents must stand in one piece.
     """
     documents, columns = as_documents(document_ids, tokens), tokens.shape[1]
     hidden, _, traced = hidden_states(params, config, tokens, documents, trace)

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 
-from glm_jax.data.file_tokenizer import FileTokenizer, TokenizerError
+from glm_jax.data.file_tokenizer import FileTokenizer, TokenizerError, carry_over
 from glm_jax.data.tokenizer import ByteTokenizer, tokenizer_of
 
 TEMPLATE = (
@@ -19,6 +19,7 @@ TEMPLATE = (
 
 def write(folder: Path, eos: object = 258, **config: object) -> Path:
     """A byte-level BPE without merges: 256 bytes, then special tokens from 256 on."""
+    folder.mkdir(exist_ok=True)
     letters = sorted(pre_tokenizers.ByteLevel.alphabet())
     tokenizer = Tokenizer(models.BPE(vocab={c: i for i, c in enumerate(letters)}, merges=[]))
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
@@ -58,8 +59,9 @@ def test_the_chat_template_writes_messages_up_to_the_answer(tmp_path):
     messages = [{"role": "user", "content": "2+2?"}]
     for config in ({"chat_template": TEMPLATE}, {"chat_template": [{"name": "default", "template": TEMPLATE}]}):
         assert FileTokenizer(write(tmp_path, **config)).chat(messages) == "[gMASK]<|user|>2+2?<|assistant|>"
-    (tmp_path / "chat_template.jinja").write_text("{{ messages | tojson }} {{ mode }}")
-    assert FileTokenizer(tmp_path).chat(messages, mode="x") == '[{"role": "user", "content": "2+2?"}] x'
+    loop = "{% for m in messages %}{{ m | tojson(ensure_ascii=False) }}{% break %}{% endfor %} {{ mode }}"
+    (tmp_path / "chat_template.jinja").write_text(loop)
+    assert FileTokenizer(tmp_path).chat(messages, mode="x") == '{"role": "user", "content": "2+2?"} x'
 
 
 @pytest.mark.parametrize(
@@ -68,6 +70,7 @@ def test_the_chat_template_writes_messages_up_to_the_answer(tmp_path):
         (None, "has no chat template"),
         ("{{ raise_exception('no user') }}", "no user"),
         ("{% if %}", "fails"),
+        ("{{ 1 + 'a' }}", "fails"),
         ("{{ ''.__class__.__mro__ }}", "fails"),
         ("{{ messages.append(1) }}", "fails"),
     ],
@@ -76,6 +79,27 @@ def test_a_template_that_is_absent_wrong_or_reaches_out_is_an_error(template, to
     config = {} if template is None else {"chat_template": template}
     with pytest.raises(TokenizerError, match=told):
         FileTokenizer(write(tmp_path, **config)).chat([{"role": "user", "content": "?"}])
+
+
+def test_what_a_file_says_of_truncation_and_padding_is_left_out(tmp_path):
+    inner = Tokenizer.from_file(str(write(tmp_path) / "tokenizer.json"))
+    inner.enable_truncation(4)
+    inner.enable_padding(length=20)
+    inner.save(str(tmp_path / "tokenizer.json"))
+    assert len(FileTokenizer(tmp_path).encode("nine more")) == 9
+
+
+def test_a_tokenizer_is_carried_over_whole_with_its_stop_ids(tmp_path):
+    source, out = write(tmp_path / "a", eos=None, chat_template=TEMPLATE), tmp_path / "b"
+    (source / "config.json").write_text('{"eos_token_id": [257, 258]}')
+    write(out)
+    (out / "chat_template.jinja").write_text("of another model")
+    carry_over(source, out)
+    assert not (out / "chat_template.jinja").exists()
+    assert FileTokenizer(out).stop_ids == (257, 258)
+    carry_over(None, out, stop_ids=(2,))
+    assert not (out / "tokenizer.json").exists()
+    assert json.loads((out / "generation_config.json").read_text()) == {"eos_token_id": [2]}
 
 
 def test_a_damaged_file_is_named(tmp_path):

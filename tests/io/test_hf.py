@@ -284,8 +284,9 @@ def test_saving_over_a_model_leaves_nothing_of_it(first, second, tmp_path):
 
 def test_what_an_interrupted_save_left_behind_does_not_enter_the_next(tmp_path):
     config, params = glm_jax.load(GOLDEN / "tiny")
-    (tmp_path / "out.partial").mkdir()
-    (tmp_path / "out.partial" / INDEX).write_text("{}")
+    left = tmp_path / "out/.partial"
+    left.mkdir(parents=True)
+    (left / INDEX).write_text("{}")
     glm_jax.save(tmp_path / "out", config, params)
     assert same_bytes(tensors_of(tmp_path / "out"), load_file(GOLDEN / "tiny" / WEIGHTS))
-    assert not (tmp_path / "out.partial").exists()
+    assert not left.exists()

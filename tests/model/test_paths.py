@@ -94,6 +94,14 @@ def test_what_a_cache_held_before_changes_no_result():
     np.testing.assert_array_equal(results[0][0], results[1][0])
 
 
+def test_one_token_beyond_the_last_column_is_dropped():
+    config = tiny_config()
+    view, tokens = weights.unstack(random_params(config), config), random_tokens(config, 1, 1)
+    state = jax.tree.map(lambda a: jnp.full_like(a, 7.0), caches.init(config, 1, 9))
+    _, after = jax.jit(lambda c, s: caches.extend(view, config, c, tokens, s, jnp.ones(1, int)))(state, jnp.array([9]))
+    assert all((leaf == 7).all() for leaf in jax.tree.leaves(after))
+
+
 def test_tokens_beyond_count_and_rows_without_any_write_nothing():
     config = tiny_config()
     view, tokens = weights.unstack(random_params(config), config), random_tokens(config, 3, 4)
