@@ -8,13 +8,16 @@ from __future__ import annotations
 
 import json
 import os
+import platform
 import resource
 import selectors
+import statistics
 import subprocess
 import sys
 import tempfile
 import time
 from collections.abc import Callable, Sequence
+from pathlib import Path
 
 START_LIMIT, TURN_LIMIT = 600.0, 300.0  # seconds that a start (compiles included) and a turn may take
 
@@ -100,3 +103,19 @@ def duel(contenders: Sequence[Contender], repeats: int) -> dict[str, list[dict[s
     finally:
         for c in contenders:
             c.close()
+
+
+def medians(figures: dict[str, list[dict[str, float]]], report: Path | None, size: str) -> dict[str, dict[str, float]]:
+    """Of each contender's figures over its iterations; with `report`, all of them go there as JSON."""
+    found = {n: {k: statistics.median(f[k] for f in rows) for k in rows[0]} for n, rows in figures.items()}
+    if report is not None:
+        repeats = len(next(iter(figures.values())))
+        about = {"machine": platform.machine(), "python": platform.python_version(), "repeats": repeats, "size": size}
+        report.write_text(json.dumps({**about, "median": found, "all": figures}, indent=1) + "\n")
+    return found
+
+
+def has_modules(python: str, *names: str) -> bool:
+    """Whether that interpreter finds every one of these modules."""
+    probe = f"import importlib.util as u, sys; sys.exit(not all(u.find_spec(m) for m in {names!r}))"
+    return subprocess.run([python, "-c", probe], capture_output=True).returncode == 0

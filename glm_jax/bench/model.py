@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-import json
-import platform
-import statistics
-import subprocess
 import sys
 import tempfile
 from pathlib import Path
 
 import jax
 
-from glm_jax.bench.duel import Contender, duel
+from glm_jax.bench.duel import Contender, duel, has_modules, medians
 from glm_jax.bench.shape import LARGER
 from glm_jax.io.hf import save
 from glm_jax.model import weights
@@ -29,36 +25,33 @@ def run(repeats: int, peer_python: str | None, report: Path | None, smoke: bool)
         config = from_hf(LARGER)
         save(folder, config, weights.init(config, jax.random.key(0)))
         contenders = [Contender(OURS, sys.executable, "glm_jax.bench.model_ours", [folder, size])]
-        if has_peer := _has_transformers(peer):
+        if has_peer := has_modules(peer, "torch", "transformers"):
             # By path: the peer's environment need not have this package.
             script = str(Path(__file__).with_name("model_transformers.py"))
             for name, implementation in ((PEER, "default"), (f"{PEER}, eager", "eager")):
                 contenders.append(Contender(name, peer, script, [folder, size, implementation]))
         figures = duel(contenders, repeats)
-    medians = {n: {k: statistics.median(f[k] for f in rows) for k in rows[0]} for n, rows in figures.items()}
-    if report is not None:
-        about = {"machine": platform.machine(), "python": platform.python_version(), "repeats": repeats, "size": size}
-        report.write_text(json.dumps({**about, "median": medians, "all": figures}, indent=1) + "\n")
+    middle = medians(figures, report, size)
     return "\n".join(
         [
             "17.0 M parameters, float32, 256 keys selected. CPU seconds on one thread through generate, median of "
             f"{repeats} interleaved repeats.",
             "",
-            *_table(medians),
+            *_table(middle),
             *([] if has_peer else ["", f"transformers is not installed for {peer}: name a python with --peer_python."]),
         ]
     )
 
 
-def _table(medians: dict[str, dict[str, float]]) -> list[str]:
+def _table(middle: dict[str, dict[str, float]]) -> list[str]:
     """A row per figure, a column per stack, and the best peer's time over ours."""
-    peers = [name for name in medians if name != OURS]
-    head = ["", *medians, *([f"best {PEER} / {OURS}"] if peers else [])]
+    peers = [name for name in middle if name != OURS]
+    head = ["", *middle, *([f"best {PEER} / {OURS}"] if peers else [])]
     lines = ["| " + " | ".join(head) + " |", "|" + "---|" * len(head)]
-    for key, ours in medians[OURS].items():
-        cells = [_name(key), *(_figure(key, m[key]) for m in medians.values())]
+    for key, ours in middle[OURS].items():
+        cells = [_name(key), *(_figure(key, m[key]) for m in middle.values())]
         if peers:
-            cells.append(f"{min(medians[peer][key] for peer in peers) / ours:.1f}x")
+            cells.append(f"{min(middle[peer][key] for peer in peers) / ours:.1f}x")
         lines.append("| " + " | ".join(cells) + " |")
     return lines
 
@@ -72,8 +65,3 @@ def _figure(key: str, value: float) -> str:
     if key == "peak_mib":
         return f"{value:,.0f} MiB"
     return f"{int(key.split()[1]) / value:,.0f} tok/s" if key.startswith("decode") else f"{value:.2f} s"
-
-
-def _has_transformers(python: str) -> bool:
-    probe = "import importlib.util as u, sys; sys.exit(not all(u.find_spec(m) for m in ('torch', 'transformers')))"
-    return subprocess.run([python, "-c", probe], capture_output=True).returncode == 0

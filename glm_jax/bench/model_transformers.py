@@ -7,16 +7,14 @@ from __future__ import annotations
 
 import resource
 import sys
-from pathlib import Path
 
 import torch
 
-sys.path.insert(0, str(Path(__file__).parent))  # for files beside this one, without the package (and jax with it)
-import duel  # noqa: E402
-import shape  # noqa: E402
-
 
 def main(folder: str, size: str, implementation: str) -> None:
+    # Files beside this script, which Python finds by themselves: importing the package would want jax.
+    import duel
+    import shape
     from transformers import GlmMoeDsaForCausalLM
 
     torch.set_num_threads(1)

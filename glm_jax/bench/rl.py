@@ -2,14 +2,10 @@
 
 from __future__ import annotations
 
-import json
-import platform
-import statistics
-import subprocess
 import sys
 from pathlib import Path
 
-from glm_jax.bench.duel import Contender, duel
+from glm_jax.bench.duel import Contender, duel, has_modules, medians
 from glm_jax.bench.shape import FULL, SMOKE
 
 PEER = "TRL GRPO"
@@ -25,16 +21,13 @@ def run(repeats: int, peer_python: str | None, report: Path | None, smoke: bool)
         Contender("glm_jax, SAO (critic, K = 2)", sys.executable, ours, ["sao", size]),
     ]
     peer = peer_python or sys.executable
-    has_peer = _has_trl(peer)
+    has_peer = has_modules(peer, "trl", "torch", "transformers")
     if has_peer:
         # By path: the peer's environment need not have this package.
         script = str(Path(__file__).with_name("trl_grpo.py"))
         contenders.append(Contender(PEER, peer, script, [size]))
     figures = duel(contenders, repeats)
-    medians = {n: {k: statistics.median(f[k] for f in rows) for k in rows[0]} for n, rows in figures.items()}
-    if report is not None:
-        about = {"machine": platform.machine(), "python": platform.python_version(), "repeats": repeats, "size": size}
-        report.write_text(json.dumps({**about, "median": medians, "all": figures}, indent=1) + "\n")
+    middle = medians(figures, report, size)
     lines = [
         f"One RL iteration: {work.completions} completions ({work.prompt} prompt + {work.new} new tokens), one update; "
         f"1.28 M parameters, float32.",
@@ -44,14 +37,14 @@ def run(repeats: int, peer_python: str | None, report: Path | None, smoke: bool)
         "|---|---|---|---|---|---|",
     ]
     tokens = work.completions * work.new
-    for name, m in medians.items():
+    for name, m in middle.items():
         lines.append(
             f"| {name} | {m['sample']:.2f} | {m['learn']:.2f} | {m['total']:.2f} | {tokens / m['sample']:,.0f} "
             f"| {m['peak_mib']:,.0f} |"
         )
     lines.append("")
     if has_peer:
-        base, peer_m = medians["glm_jax, policy only"], medians[PEER]
+        base, peer_m = middle["glm_jax, policy only"], middle[PEER]
         lines.append(
             f"{PEER} / glm_jax policy only: sampling {peer_m['sample'] / base['sample']:.1f}x, "
             f"iteration {peer_m['total'] / base['total']:.1f}x."
@@ -59,10 +52,3 @@ def run(repeats: int, peer_python: str | None, report: Path | None, smoke: bool)
     else:
         lines.append(f"trl is not installed for {peer}: name a python that has it with --peer_python.")
     return "\n".join(lines)
-
-
-def _has_trl(python: str) -> bool:
-    probe = (
-        "import importlib.util as u, sys; sys.exit(not all(u.find_spec(m) for m in ('trl', 'torch', 'transformers')))"
-    )
-    return subprocess.run([python, "-c", probe], capture_output=True).returncode == 0

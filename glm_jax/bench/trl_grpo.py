@@ -5,32 +5,23 @@ Imports nothing of ours but the shape, so it runs in an environment that has tor
 
 from __future__ import annotations
 
-import importlib.util
 import resource
 import sys
 import tempfile
-from pathlib import Path
 
 import torch
 
 
-def _neighbour(name: str):
-    """A file beside this one, without importing the package (and jax with it)."""
-    spec = importlib.util.spec_from_file_location(name, Path(__file__).with_name(f"{name}.py"))
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[name] = module
-    spec.loader.exec_module(module)
-    return module
-
-
 def main(size: str) -> None:
+    # duel and shape lie beside this script, where Python finds them: importing the package would want jax.
+    import duel
+    import shape
     import trl
     from datasets import Dataset
     from tokenizers import Tokenizer, models, pre_tokenizers
     from transformers import GlmMoeDsaConfig, GlmMoeDsaForCausalLM, PreTrainedTokenizerFast
     from trl import GRPOConfig, GRPOTrainer
 
-    duel, shape = _neighbour("duel"), _neighbour("shape")
     work = shape.SMOKE if size == "smoke" else shape.FULL
     torch.set_num_threads(1)
     torch.manual_seed(0)
