@@ -13,6 +13,7 @@ from jaxtyping import Array, Bool, Float, Int
 from glm_jax.model import attention, indexer
 from glm_jax.model.attention import Attention
 from glm_jax.model.config import ModelConfig
+from glm_jax.model.heads import embed
 from glm_jax.model.indexer import Bits, Indices, Selection
 from glm_jax.model.layers import run_layers
 from glm_jax.model.norms import rms_norm, rope_tables
@@ -158,7 +159,7 @@ def extend(
     and their results mean nothing. Returns the states after the final norm.
     """
     at = place(config, caches, tokens.shape[1], start, count, slot)
-    x = jnp.where(at.valid[..., None], params.embed[tokens].astype(config.dtype), 0)
+    x = embed(params, tokens, at.valid, config.dtype)
     state = CacheState(no_selection(config, at), caches)
     x, state, _ = run_layers(params, config, x, at.valid, state, partial(attend, config, at))
     return rms_norm(x, params.norm, config.rms_norm_eps), state.caches

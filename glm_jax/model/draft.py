@@ -18,7 +18,7 @@ from jaxtyping import Array, Float, Int
 from glm_jax.model import cache, indexer, rows
 from glm_jax.model.cache import Caches, CacheState
 from glm_jax.model.config import ModelConfig
-from glm_jax.model.heads import unembed
+from glm_jax.model.heads import embed, unembed
 from glm_jax.model.indexer import Indices, Selection
 from glm_jax.model.layers import run_layer
 from glm_jax.model.norms import linear, rms_norm
@@ -56,19 +56,14 @@ def forward(
 
     Depth d + 1 is the same call with depth d's `hidden` and the tokens one further.
     """
-    _check(params)
     view = rows.look(document_ids, config)
-    x = _input(params, config, tokens, hidden, view.valid)
     selecting = tokens.shape[1] > config.index_topk or trace
     state = rows.nothing_carried(tokens.shape, config, selecting, train_indexer=False)
 
     def attend(kind, p, x, state, numbers):
         return rows.attend(p, config, x, view, state, 0, selecting, train_indexer=False)
 
-    z, state, seen = run_layer(
-        DRAFT_KIND, params.draft.layer, x, state, (0, 0), config=config, valid=view.valid, attend=attend, trace=trace
-    )
-    m = rms_norm(z, params.draft.norm, config.rms_norm_eps)
+    m, state, seen = _run(params, config, DRAFT_KIND, tokens, hidden, view.valid, state, attend, trace)
     output = DraftOutput(unembed(params, m), m)
     if not trace:
         return output
@@ -97,23 +92,12 @@ def extend(
     With `selection` the layer's indexer does not run and writes no keys: the rows attend to that. Returns m, the cache
     and the selection.
     """
-    _check(params)
     at = cache.place(config, caches, tokens.shape[1], start, count, slot)
-    x = _input(params, config, tokens, hidden, at.valid)
     kind = DRAFT_KIND._replace(full=selection is None)
     state = CacheState(cache.no_selection(config, at) if selection is None else selection, caches)
-    z, state, _ = run_layer(
-        kind,
-        params.draft.layer,
-        x,
-        state,
-        (0, 0),
-        config=config,
-        valid=at.valid,
-        attend=partial(cache.attend, config, at),
-        trace=False,
-    )
-    return rms_norm(z, params.draft.norm, config.rms_norm_eps), state.caches, state.selection
+    attend = partial(cache.attend, config, at)
+    m, state, _ = _run(params, config, kind, tokens, hidden, at.valid, state, attend)
+    return m, state.caches, state.selection
 
 
 def propose(
@@ -159,15 +143,15 @@ def propose(
     return Drafts(jnp.stack(drafted, 1), jnp.stack(logits, 1), selections), caches
 
 
-def _input(params: Transformer, config: ModelConfig, tokens, hidden, valid) -> Float[Array, "B S D"]:
-    """Embedding first, state second; zero where a row is not valid, so that nothing of it reaches others."""
-    p, eps = params.draft, config.rms_norm_eps
-    embedded = jnp.where(valid[..., None], params.embed[tokens].astype(config.dtype), 0)
-    hidden = jnp.where(valid[..., None], hidden.astype(config.dtype), 0)
-    both = [rms_norm(embedded, p.embed_norm, eps), rms_norm(hidden, p.hidden_norm, eps)]
-    return linear(jnp.concatenate(both, axis=-1), p.proj)
-
-
-def _check(params: Transformer) -> None:
+def _run(params: Transformer, config: ModelConfig, kind, tokens, hidden, valid, state, attend, trace: bool = False):
+    """Input, layer and final norm of draft rows; returns m, the caller's state, and what was seen (with `trace`)."""
     if params.draft is None:
         raise ValueError("this model has no draft (MTP) layer: num_nextn_predict_layers is 0, or its file has none")
+    p, eps = params.draft, config.rms_norm_eps
+    # Embedding first, state second; a row that is not valid is zero in both.
+    embedded = embed(params, tokens, valid, config.dtype)
+    hidden = jnp.where(valid[..., None], hidden.astype(config.dtype), 0)
+    both = [rms_norm(embedded, p.embed_norm, eps), rms_norm(hidden, p.hidden_norm, eps)]
+    x = linear(jnp.concatenate(both, axis=-1), p.proj)
+    z, state, seen = run_layer(kind, p.layer, x, state, (0, 0), config=config, valid=valid, attend=attend, trace=trace)
+    return rms_norm(z, p.norm, eps), state, seen

@@ -1,4 +1,4 @@
-"""What is read off the final states: logits, the distribution that is sampled from, and the critic's values."""
+"""The two ends of a model: embeddings in; logits, the distribution sampled from, and the critic's values out."""
 
 from __future__ import annotations
 
@@ -7,6 +7,11 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
 from glm_jax.model.norms import linear, wide
+
+
+def embed(params, tokens: Int[Array, "B S"], valid: Bool[Array, "B S"], dtype: str) -> Float[Array, "B S D"]:
+    """Zero where a token is not valid, so that whatever stands there (NaN included) reaches nobody."""
+    return jnp.where(valid[..., None], params.embed[tokens].astype(dtype), 0)
 
 
 def unembed(params, hidden: Float[Array, "... D"]) -> Float[Array, "... V"]:

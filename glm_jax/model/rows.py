@@ -121,7 +121,7 @@ def attend(
     out, selection, kl = _chunked(chunk, per_query, QUERY_CHUNK)
     if train_indexer:
         weight = jnp.asarray(_kl_weights(config), state.kl.dtype)[number]
-        state = state.replace(kl=state.kl + weight * jnp.sum(jnp.where(view.document > 0, kl, 0.0)))
+        state = state.replace(kl=state.kl + weight * jnp.sum(jnp.where(view.valid, kl, 0.0)))
     return attention.output(p, out), state.replace(selection=selection)
 
 

@@ -10,7 +10,7 @@ from glm_jax.model import indexer, rows
 from glm_jax.model.config import ModelConfig
 from glm_jax.model.draft import DraftOutput
 from glm_jax.model.draft import forward as draft_forward
-from glm_jax.model.heads import unembed
+from glm_jax.model.heads import embed, unembed
 from glm_jax.model.layers import run_layers
 from glm_jax.model.norms import rms_norm
 from glm_jax.model.rows import Carried
@@ -38,8 +38,7 @@ def hidden_states(
 ) -> tuple[Float[Array, "B S D"], Carried, list]:
     """The states after the final norm, with what was carried and, if asked, the trace."""
     view = rows.look(document_ids, config)
-    # Padding is zero from the start, so that whatever stands there (NaN included) reaches nobody.
-    x = jnp.where(view.valid[..., None], params.embed[tokens].astype(config.dtype), 0)
+    x = embed(params, tokens, view.valid, config.dtype)
     selecting = tokens.shape[1] > config.index_topk or trace or train_indexer
     state = rows.nothing_carried(tokens.shape, config, selecting, train_indexer)
 
