@@ -109,8 +109,8 @@ def _attention(config: ModelConfig, full: bool, prefix: str) -> Attention:
         kv_a=_matrix(prefix + "kv_a_proj_with_mqa.weight", (rank + roped, dim)),
         kv_norm=_plain(prefix + "kv_a_layernorm.weight", (rank,)),
         # One file tensor, two parameters: rows of each head are k_nope, then v. `split` gives a part of it (merge_kv).
-        k_b=Entry(((kv_b,),), (kv_b_shape,), lambda t: _kv(t[0], heads)[:, :nope].transpose(2, 0, 1), lambda a: [a]),
-        v_b=Entry(((kv_b,),), (kv_b_shape,), lambda t: _kv(t[0], heads)[:, nope:].transpose(2, 0, 1), lambda a: [a]),
+        k_b=Entry(((kv_b,),), (kv_b_shape,), lambda t: _kv(t[0], heads)[:, :nope].swapaxes(1, 2), lambda a: [a]),
+        v_b=Entry(((kv_b,),), (kv_b_shape,), lambda t: _kv(t[0], heads)[:, nope:].swapaxes(1, 2), lambda a: [a]),
         o=Entry(
             ((prefix + "o_proj.weight",),),
             ((dim, heads * value),),
@@ -129,9 +129,9 @@ def _kv(tensor: np.ndarray, heads: int) -> np.ndarray:
 
 
 def merge_kv(k_b: np.ndarray, v_b: np.ndarray) -> np.ndarray:
-    """The file's kv_b_proj from our two parameters [R, H, N] and [R, H, U]."""
-    both = np.concatenate([k_b.transpose(1, 2, 0), v_b.transpose(1, 2, 0)], axis=1)
-    return both.reshape(-1, k_b.shape[0])
+    """The file's kv_b_proj from our two parameters [H, R, N] and [H, R, U]."""
+    both = np.concatenate([k_b, v_b], axis=2).swapaxes(1, 2)
+    return both.reshape(-1, k_b.shape[1])
 
 
 def _indexer(config: ModelConfig, prefix: str) -> Indexer:

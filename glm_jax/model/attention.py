@@ -19,7 +19,10 @@ from glm_jax.model import indexer
 from glm_jax.model.config import ModelConfig
 from glm_jax.model.indexer import Indexer
 from glm_jax.model.norms import linear, rms_norm, rope, wide
+from glm_jax.model.target import on_cpu
 from glm_jax.model.tree import Leaf
+
+GATHERED = 8  # queries, of all rows together, whose selected cache rows exist at once
 
 
 @struct.dataclass
@@ -31,8 +34,8 @@ class Attention:
     q_b: Array  # [Q, H, N + P]
     kv_a: Array  # [D, R + P]
     kv_norm: Array  # [R]
-    k_b: Array  # [R, H, N]
-    v_b: Array  # [R, H, U]
+    k_b: Array  # [H, R, N]: heads first, as decoding multiplies by them
+    v_b: Array  # [H, R, U]
     o: Array  # [H, U, D]
     q_a_bias: Array | None  # with attention_bias
     kv_a_bias: Array | None
@@ -50,8 +53,8 @@ def init(config: ModelConfig, full: bool) -> Attention:
         q_b=Leaf((q_rank, heads, nope + roped), ("latent", "head", None), q_rank),
         kv_a=Leaf((dim, rank + roped), ("embed", None), dim),
         kv_norm=Leaf((rank,), (None,), value=1.0),
-        k_b=Leaf((rank, heads, nope), ("latent", "head", None), rank),
-        v_b=Leaf((rank, heads, value), ("latent", "head", None), rank),
+        k_b=Leaf((heads, rank, nope), ("head", "latent", None), rank),
+        v_b=Leaf((heads, rank, value), ("head", "latent", None), rank),
         o=Leaf((heads, value, dim), ("head", None, "embed"), heads * value),
         q_a_bias=bias(q_rank, "latent"),
         kv_a_bias=bias(rank + roped, None),
@@ -95,7 +98,8 @@ def expanded(
     """Dense attention under a mask; also returns the probabilities. A query that sees nothing gets zeros."""
     latent, k_rope = jnp.split(kv, [config.kv_lora_rank], axis=-1)
     # Heads lead in every product: a batch dimension inside a dot's output costs a factor of four on a CPU.
-    k_nope, v = linear(latent, p.k_b).swapaxes(1, 2), linear(latent, p.v_b).swapaxes(1, 2)
+    # Keys and values come from one product each, turned afterwards: cheaper than a product per head.
+    k_nope, v = (linear(latent, w.swapaxes(0, 1)).swapaxes(1, 2) for w in (p.k_b, p.v_b))
     q = jnp.concatenate([q_nope, q_rope], axis=-1).swapaxes(1, 2)
     k = jnp.concatenate([k_nope, jnp.broadcast_to(k_rope[:, None], (*k_nope.shape[:3], k_rope.shape[-1]))], axis=-1)
     score = jnp.einsum("bhsd,bhtd->bhst", q, k)
@@ -109,30 +113,31 @@ Read = Callable[[Any], tuple[Float[Array, "B K RP"], Bool[Array, "B K"]]]
 def absorbed(
     p: Attention, config: ModelConfig, q_nope, q_rope, per_query: Any, read: Read
 ) -> tuple[Float[Array, "B S H U"], Float[Array, "B H S K"]]:
-    """Attention over cache rows as they are, one query at a time, which bounds what is gathered.
+    """Attention over cache rows as they are, GATHERED queries at a time, which bounds what is gathered.
 
     `read` gets a query's part of `per_query` (arrays [B, S, ...]) and gives the rows to score and which of them count:
     the selected ones alone, at a cost independent of T (`gathering`), or all of them under a mask.
     """
     rank = config.kv_lora_rank
-    q = jnp.concatenate([jnp.einsum("bshn,rhn->bshr", q_nope, p.k_b.astype(q_nope.dtype)), q_rope], axis=-1)
+    q = jnp.concatenate([jnp.einsum("bshn,hrn->bshr", q_nope, p.k_b.astype(q_nope.dtype)), q_rope], axis=-1)
 
     def one_query(args):
         q_BxHxR, query = args
         rows_BxKxR, seen_BxK = read(query)
-        score = jnp.einsum("bkr,bhr->bkh", rows_BxKxR, q_BxHxR) * config.softmax_scale
-        prob = _softmax(score, seen_BxK[..., None], axis=1)
-        out = jnp.einsum("bkh,bkr->bhr", prob.astype(rows_BxKxR.dtype), rows_BxKxR[..., :rank])
-        return out, prob.swapaxes(1, 2)
+        score = jnp.einsum("bhr,bkr->bhk", q_BxHxR, rows_BxKxR) * config.softmax_scale
+        prob = _softmax(score, seen_BxK[:, None])
+        values = rows_BxKxR if on_cpu() else rows_BxKxR[..., :rank]  # on a CPU a slice of the rows is a copy of them
+        return jnp.einsum("bhk,bkr->bhr", prob.astype(values.dtype), values)[..., :rank], prob
 
     if q.shape[1] == 1:
         out, prob = one_query(jax.tree.map(lambda a: a[:, 0], (q, per_query)))
         out, prob = out[:, None], prob[:, :, None]
     else:
         query_first = jax.tree.map(lambda a: a.swapaxes(0, 1), (q, per_query))
-        out, prob = jax.lax.map(jax.checkpoint(one_query), query_first)
+        at_once = max(1, GATHERED // q.shape[0])
+        out, prob = jax.lax.map(jax.checkpoint(one_query), query_first, batch_size=at_once)
         out, prob = out.swapaxes(0, 1), jnp.moveaxis(prob, 0, 2)
-    return jnp.einsum("bshr,rhu->bshu", out, p.v_b.astype(out.dtype)), prob
+    return jnp.einsum("bshr,hru->bshu", out, p.v_b.astype(out.dtype)), prob
 
 
 def gathering(gather: Callable[[Int[Array, "B K"]], Float[Array, "B K RP"]]) -> Read:
@@ -152,9 +157,10 @@ def visible(
     return same & (jnp.arange(document_k.shape[1]) <= column_q[:, None])
 
 
-def _softmax(score, mask, axis: int = -1):
-    """Softmax in float32 over the masked-in entries; all zeros where there are none."""
-    score = score.astype(wide(score.dtype))
-    top = jax.lax.stop_gradient(jnp.max(score, axis=axis, keepdims=True, where=mask, initial=-1e30))
-    weight = jnp.where(mask, jnp.exp(jnp.where(mask, score - top, 0.0)), 0.0)
-    return weight / jnp.maximum(jnp.sum(weight, axis=axis, keepdims=True), 1e-30)
+def _softmax(score, mask):
+    """Softmax in float32 over the masked-in entries of the last axis; all zeros where there are none."""
+    score = jnp.where(mask, score.astype(wide(score.dtype)), -1e30)
+    # Above -1e30 also where nothing is masked in, so that every exp underflows to 0 there.
+    top = jnp.maximum(jax.lax.stop_gradient(jnp.max(score, axis=-1, keepdims=True)), -1e29)
+    weight = jnp.exp(score - top)
+    return weight / jnp.maximum(jnp.sum(weight, axis=-1, keepdims=True), 1e-30)

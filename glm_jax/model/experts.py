@@ -1,8 +1,8 @@
 """The routed experts' MLPs: each token visits its k experts, and only those are computed.
 
 On a CPU, tokens are laid out expert by expert in blocks (a counting sort by cumulative sum, no sort) and a loop runs
-over the blocks in use, so its cost follows k, not E. Elsewhere the same layout with blocks of one row feeds
-`jax.lax.ragged_dot`.
+over the blocks in use, so its cost follows k, not E; fewer pairs of token and expert than there are experts run one by
+one. Elsewhere the same layout with blocks of one row feeds `jax.lax.ragged_dot`.
 """
 
 from __future__ import annotations
@@ -36,19 +36,46 @@ def routed_mlp(
     down: Float[Array, "E I D"],
 ) -> Float[Array, "N D"]:
     """Σ_i weight_i · MLP_{expert_i}(x), zero for tokens that are not valid."""
+    experts = gate_up.shape[0]
     gate_up = gate_up.reshape(*gate_up.shape[:2], -1).astype(x.dtype)
     down = down.astype(x.dtype)
     if on_cpu():
-        return _blocked(x, weight, gate_up, down, layout(expert, valid, gate_up.shape[0], block_size(expert, gate_up)))
-    plan = layout(expert, valid, gate_up.shape[0], 1)
+        if expert.size <= experts:
+            return _one_by_one(x, expert, weight, valid, gate_up, down)
+        plan = layout(expert, valid, experts, block_size(expert, experts))
+        return _blocked(x, weight, gate_up, down, plan)
+    plan = layout(expert, valid, experts, 1)
     hidden = jax.lax.ragged_dot(_rows(x, plan.token), gate_up, plan.count)
     gate, up = jnp.split(hidden, 2, axis=-1)
     return _combine(jax.lax.ragged_dot(jax.nn.silu(gate) * up, down, plan.count), weight, plan)
 
 
-def block_size(expert, gate_up) -> int:
+def _mlp(x: Float[Array, "n D"], gate_up: Float[Array, "D 2I"], down: Float[Array, "I D"]):
+    """One expert's MLP of a few rows, and its products before silu."""
+    hidden = x @ gate_up
+    gate, up = jnp.split(hidden, 2, axis=-1)
+    return (jax.nn.silu(gate) * up) @ down, hidden
+
+
+def _one_by_one(x, expert, weight, valid, gate_up, down):
+    """Pair after pair, a row at a time."""
+    k = expert.shape[1]
+
+    def body(i, out):
+        n = i // k
+        row = jax.lax.dynamic_slice_in_dim(x, n, 1)
+        e = expert[n, i % k]
+        y, _ = _mlp(row, gate_up[e], down[e])
+        y = jnp.where(valid[n], weight[n, i % k].astype(x.dtype) * y, 0)
+        return jax.lax.dynamic_update_slice_in_dim(out, jax.lax.dynamic_slice_in_dim(out, n, 1) + y, n, 0)
+
+    # Pairs are few: laid out one after another they save the loop's own cost.
+    return jax.lax.fori_loop(0, expert.size, body, jnp.zeros_like(x), unroll=True)
+
+
+def block_size(expert, experts: int) -> int:
     """Rows of a block: about half of what an expert gets on average, between 8 and 128."""
-    mean = expert.size // gate_up.shape[0]
+    mean = expert.size // experts
     return min(128, max(8, 1 << (max(mean, 2) - 1).bit_length() - 1))
 
 
@@ -95,10 +122,9 @@ def _blocked_rows(x, gate_up, down, plan: Layout, keep_hidden: bool):
 
     def body(i, carry):
         y, hidden = carry
-        h = _rows(x, token[i]) @ gate_up[plan.expert[i]]
-        gate, up = jnp.split(h, 2, axis=-1)
-        y = y.at[i].set((jax.nn.silu(gate) * up) @ down[plan.expert[i]])
-        return y, hidden.at[i].set(h) if keep_hidden else hidden
+        e = plan.expert[i]
+        out, h = _mlp(_rows(x, token[i]), gate_up[e], down[e])
+        return y.at[i].set(out), hidden.at[i].set(h) if keep_hidden else hidden
 
     y = jnp.zeros((*token.shape, x.shape[1]), x.dtype)
     hidden = jnp.zeros((*token.shape, gate_up.shape[-1]), x.dtype) if keep_hidden else None

@@ -14,6 +14,7 @@ from jaxtyping import Array, Bool, Float, Int, UInt, UInt8
 
 from glm_jax.model.config import ModelConfig
 from glm_jax.model.norms import layer_norm, linear, rope, wide
+from glm_jax.model.target import on_cpu
 from glm_jax.model.tree import Leaf
 
 _UNROLL_HEADS = 8  # up to here index heads are scored in a Python loop, beyond in a scan
@@ -108,13 +109,19 @@ def select(score: Float[Array, "*B T"], visible: Bool[Array, "*B T"], top_k: int
     if columns <= top_k:
         return visible
     rank = jnp.where(visible, _ordered_bits(score), 0)
-    threshold = _largest(lambda t: _count(rank >= t) >= top_k, rank.dtype.itemsize * 8, score.shape[:-1], rank.dtype)
-    above, tied = rank > threshold, rank == threshold
-    left = top_k - _count(above)
-    column = jnp.arange(columns)
-    fits = lambda end: _count(tied & (column < end)) <= left
-    end = _largest(fits, columns.bit_length(), score.shape[:-1], column.dtype)
-    return visible & (above | (tied & (column < end)))
+    threshold, chosen = _threshold(rank, top_k)
+
+    def without_ties():
+        return rank >= threshold
+
+    def lowest_of_ties():
+        above, tied = rank > threshold, rank == threshold
+        left = top_k - _count(above)
+        column = jnp.arange(columns)
+        end = _largest(lambda end: _count(tied & (column < end)) <= left, columns.bit_length(), left.shape)
+        return above | (tied & (column < end))
+
+    return visible & jax.lax.cond(jnp.any(chosen > top_k), lowest_of_ties, without_ties)
 
 
 def _ordered_bits(score: Float[Array, "*B T"]) -> UInt[Array, "*B T"]:
@@ -130,37 +137,70 @@ def _count(hit: Bool[Array, "*B T"]) -> Int[Array, "*B 1"]:
     return jnp.sum(hit, axis=-1, keepdims=True, dtype=jnp.int32)
 
 
-def _largest(holds: Callable[[Array], Array], bits: int, shape: tuple[int, ...], dtype) -> Array:
+def _threshold(rank: UInt[Array, "*B T"], top_k: int) -> tuple[UInt[Array, "*B 1"], Int[Array, "*B 1"]]:
+    """Per query the rank that its best `top_k` keys reach, and how many reach it: more where some tie.
+
+    Bit after bit from the highest; on a CPU only until every query has its keys. 0 where fewer are visible.
+    """
+    dtype, bits = rank.dtype, rank.dtype.itemsize * 8
+    enough = _count(rank > 0) <= top_k
+    early = on_cpu()  # elsewhere an `any` over all queries would be a collective per bit
+
+    def unfinished(carry):
+        bit, _, chosen = carry
+        return (bit >= 0) & (jnp.any(chosen != top_k) | (not early))
+
+    def next_bit(carry):
+        bit, threshold, chosen = carry
+        longer = threshold | (jnp.ones((), dtype) << bit.astype(dtype))
+        reach = _count(rank >= longer)
+        holds = reach >= top_k
+        return bit - 1, jnp.where(holds, longer, threshold), jnp.where(holds, reach, chosen)
+
+    start = (jnp.int32(bits - 1), jnp.zeros(enough.shape, dtype), jnp.where(enough, top_k, rank.shape[-1]))
+    _, threshold, chosen = jax.lax.while_loop(unfinished, next_bit, start)
+    return threshold, chosen
+
+
+def _largest(holds: Callable[[Array], Array], bits: int, shape: tuple[int, ...]) -> Int[Array, "*B 1"]:
     """Per query the largest number of `bits` bits for which `holds`, which is true up to some number, false beyond."""
 
     def next_bit(i, number):
-        longer = number | (jnp.ones((), dtype) << (bits - 1 - i).astype(dtype))
+        longer = number | (1 << (bits - 1 - i))
         return jnp.where(holds(longer), longer, number)
 
-    return jax.lax.fori_loop(0, bits, next_bit, jnp.zeros((*shape, 1), dtype))
+    return jax.lax.fori_loop(0, bits, next_bit, jnp.zeros(shape, jnp.int32))
 
 
 def indices(mask: Bool[Array, "*B T"], size: int) -> tuple[Int[Array, "*B K"], Int[Array, "*B"]]:
-    """The columns of a mask of at most `size`, ascending, then zeros; their count."""
-    columns = mask.shape[-1]
-    index = -jax.lax.top_k(jnp.where(mask, -jnp.arange(columns), -columns), min(size, columns))[0]
-    return jnp.where(index < columns, index, 0), _count(mask)[..., 0]
+    """The columns of a mask of at most `size`, ascending, then zeros; their count.
 
-
-def select_indices(
-    score: Float[Array, "*B T"], visible: Bool[Array, "*B T"], top_k: int
-) -> tuple[Int[Array, "*B K"], Int[Array, "*B"]]:
-    """`select` as ascending columns, then zeros, and their count, for finite scores.
-
-    `lax.top_k` keeps the lower column of equal scores too, and gives indices sooner than `select` and `indices`.
+    The i-th set bit, found by bisection: over words of 32 columns by their running counts, then inside the word.
     """
-    columns = score.shape[-1]
-    size = min(top_k, columns)
-    _, index = jax.lax.top_k(jnp.where(visible, jnp.where(score == 0, 0.0, score), -jnp.inf), size)
-    count = jnp.minimum(_count(visible)[..., 0], size)
-    # Ascending order by a second top-k, of the negated columns: XLA's sort is several times slower on a CPU.
-    index = -jax.lax.top_k(jnp.where(live(index, count), -index, -columns), size)[0]
-    return jnp.where(index < columns, index, 0).astype(jnp.int32), count
+    columns = mask.shape[-1]
+    words = -(-columns // 32)
+    padded = jnp.pad(mask, [(0, 0)] * (mask.ndim - 1) + [(0, words * 32 - columns)])
+    by_word = padded.reshape(*mask.shape[:-1], words, 32).astype(jnp.uint32)
+    word = jnp.sum(by_word << jnp.arange(32, dtype=jnp.uint32), axis=-1, dtype=jnp.uint32)
+    up_to = jnp.cumsum(_set_bits(word), axis=-1)
+    wanted = jnp.arange(min(size, columns))
+    at = lambda a, i: jnp.take_along_axis(a, jnp.minimum(i, words - 1), axis=-1, mode="promise_in_bounds")
+    shape = (*mask.shape[:-1], wanted.size)
+    before = _largest(lambda n: (n <= words) & (at(up_to, n - 1) <= wanted), words.bit_length(), shape)
+    rest, nth = at(word, before), wanted - at(up_to - _set_bits(word), before)
+    column = 32 * before
+    for half in (16, 8, 4, 2, 1):
+        low = rest & jnp.uint32((1 << half) - 1)
+        beyond = nth >= _set_bits(low)
+        column = jnp.where(beyond, column + half, column)
+        nth = jnp.where(beyond, nth - _set_bits(low), nth)
+        rest = jnp.where(beyond, rest >> half, low)
+    count = up_to[..., -1]
+    return jnp.where(wanted < count[..., None], column, 0), count
+
+
+def _set_bits(word: UInt[Array, "*B"]) -> Int[Array, "*B"]:
+    return jax.lax.population_count(word).astype(jnp.int32)
 
 
 def choose(q, w, k, visible: Bool[Array, "B S T"], top_k: int, trained: bool, as_bits: bool) -> Selection:
@@ -169,7 +209,7 @@ def choose(q, w, k, visible: Bool[Array, "B S T"], top_k: int, trained: bool, as
     if as_bits:
         mask = select(jax.lax.stop_gradient(score), visible, top_k)
         return Bits(pack(mask), _log_softmax(score, mask) if trained else None)
-    index, count = select_indices(jax.lax.stop_gradient(score), visible, top_k)
+    index, count = indices(select(jax.lax.stop_gradient(score), visible, top_k), top_k)
     if not trained:
         return Indices(index, count)
     return Indices(index, count, _log_softmax(jnp.take_along_axis(score, index, axis=-1), live(index, count)))

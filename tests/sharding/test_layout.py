@@ -43,7 +43,7 @@ def test_the_handoff_goes_from_one_layout_to_another_and_keeps_every_value():
     view = jax.jit(lambda p: handoff(p, CONFIG, mesh))(params)
     assert params.embed.sharding.shard_shape((64, 32)) == (32, 8)
     assert view.embed.sharding.shard_shape((64, 32)) == (32, 32)
-    want = weights.unstack(random_params(CONFIG), CONFIG)
+    want = weights.for_decoding(random_params(CONFIG), CONFIG)
     assert jax.tree.structure(view) == jax.tree.structure(want) and len(view.groups) == 3
     for a, b in zip(jax.tree.leaves(view), jax.tree.leaves(want), strict=True):
         np.testing.assert_array_equal(a, b)
