@@ -75,8 +75,9 @@ class Place(NamedTuple):
             return jax.lax.dynamic_update_slice(cache, jnp.where(inside, new[None], old), at)
         return cache.at[layer, self._slots[:, None], self.target].set(new, mode="drop")
 
-    def read(self, cache: Float[Array, "L B T C"], layer) -> Float[Array, "B T C"]:
-        return cache[layer] if self.slot is None else cache[layer, self.slot]
+    def read(self, cache: Float[Array, "L B T C"], layer, first: int | None = None) -> Float[Array, "B T C"]:
+        """The first columns (default: all) of the rows' slots."""
+        return cache[layer, :, :first] if self.slot is None else cache[layer, self.slot, :first]
 
     def gather(self, cache: Float[Array, "L B T C"], layer, index: Int[Array, "B K"]) -> Float[Array, "B K C"]:
         return cache[layer, self._slots[:, None], index]
@@ -127,7 +128,7 @@ def attend(config: ModelConfig, place: Place, kind: LayerKind, p: Attention, x, 
         index_key = indexer.keys(p.indexer, x, place.cos, place.sin)
         caches = caches.replace(index_key=place.write(caches.index_key, full_number, index_key))
         index_q, index_w = indexer.queries(p.indexer, config, x, c_q, place.cos, place.sin)
-        keys = place.read(caches.index_key, full_number)
+        keys = partial(place.read, caches.index_key, full_number)
         as_bits = isinstance(selection, Bits)
         selection = indexer.choose(
             index_q, index_w, keys, place.visible, config.index_topk, trained=False, as_bits=as_bits

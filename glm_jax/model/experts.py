@@ -1,8 +1,8 @@
 """The routed experts' MLPs: each token visits its k experts, and only those are computed.
 
 On a CPU, tokens are laid out expert by expert in blocks (a counting sort by cumulative sum, no sort) and a loop runs
-over the blocks in use, so its cost follows k, not E; fewer pairs of token and expert than there are experts run one by
-one. Elsewhere the same layout with blocks of one row feeds `jax.lax.ragged_dot`.
+over the blocks in use, so its cost follows k, not E; a token that comes alone visits its experts one by one. Elsewhere
+the same layout with blocks of one row feeds `jax.lax.ragged_dot`.
 """
 
 from __future__ import annotations
@@ -40,8 +40,8 @@ def routed_mlp(
     gate_up = gate_up.reshape(*gate_up.shape[:2], -1).astype(x.dtype)
     down = down.astype(x.dtype)
     if on_cpu():
-        if expert.size <= experts:
-            return _one_by_one(x, expert, weight, valid, gate_up, down)
+        if x.shape[0] == 1:
+            return _one_token(x, expert, weight, valid, gate_up, down)
         plan = layout(expert, valid, experts, block_size(expert, experts))
         return _blocked(x, weight, gate_up, down, plan)
     plan = layout(expert, valid, experts, 1)
@@ -57,20 +57,13 @@ def _mlp(x: Float[Array, "n D"], gate_up: Float[Array, "D 2I"], down: Float[Arra
     return (jax.nn.silu(gate) * up) @ down, hidden
 
 
-def _one_by_one(x, expert, weight, valid, gate_up, down):
-    """Pair after pair, a row at a time."""
-    k = expert.shape[1]
-
-    def body(i, out):
-        n = i // k
-        row = jax.lax.dynamic_slice_in_dim(x, n, 1)
-        e = expert[n, i % k]
-        y, _ = _mlp(row, gate_up[e], down[e])
-        y = jnp.where(valid[n], weight[n, i % k].astype(x.dtype) * y, 0)
-        return jax.lax.dynamic_update_slice_in_dim(out, jax.lax.dynamic_slice_in_dim(out, n, 1) + y, n, 0)
-
-    # Pairs are few: laid out one after another they save the loop's own cost.
-    return jax.lax.fori_loop(0, expert.size, body, jnp.zeros_like(x), unroll=True)
+def _one_token(x, expert, weight, valid, gate_up, down):
+    """A single token's experts all differ, so that no block would hold two rows."""
+    out = jnp.zeros_like(x)
+    for i in range(expert.shape[1]):
+        e = expert[0, i]
+        out = out + weight[:, i, None].astype(x.dtype) * _mlp(x, gate_up[e], down[e])[0]
+    return jnp.where(valid[:, None], out, 0)
 
 
 def block_size(expert, experts: int) -> int:

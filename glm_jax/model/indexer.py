@@ -6,6 +6,7 @@ Source: GLM-5.2 as transformers computes it; DeepSeek-V3.2 (arXiv 2512.02556) fo
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 
 import jax
 import jax.numpy as jnp
@@ -18,6 +19,7 @@ from glm_jax.model.target import on_cpu
 from glm_jax.model.tree import Leaf
 
 _UNROLL_HEADS = 8  # up to here index heads are scored in a Python loop, beyond in a scan
+FEWEST_COLUMNS = 1024  # half of the columns are scored alone, where no query sees beyond, but never fewer than these
 
 
 @struct.dataclass
@@ -203,16 +205,37 @@ def _set_bits(word: UInt[Array, "*B"]) -> Int[Array, "*B"]:
     return jax.lax.population_count(word).astype(jnp.int32)
 
 
-def choose(q, w, k, visible: Bool[Array, "B S T"], top_k: int, trained: bool, as_bits: bool) -> Selection:
-    """Scores and selects; with `trained`, also the log-probabilities that the indexer's loss needs."""
-    score = scores(q, w, k)
-    if as_bits:
-        mask = select(jax.lax.stop_gradient(score), visible, top_k)
-        return Bits(pack(mask), _log_softmax(score, mask) if trained else None)
-    index, count = indices(select(jax.lax.stop_gradient(score), visible, top_k), top_k)
-    if not trained:
-        return Indices(index, count)
-    return Indices(index, count, _log_softmax(jnp.take_along_axis(score, index, axis=-1), live(index, count)))
+def choose(
+    q: Float[Array, "B S J X"],
+    w: Float[Array, "B S J"],
+    keys: Callable[[int], Float[Array, "B T X"]],
+    visible: Bool[Array, "B S T"],
+    top_k: int,
+    trained: bool,
+    as_bits: bool,
+) -> Selection:
+    """Scores and selects; with `trained`, also the log-probabilities that the indexer's loss needs.
+
+    `keys` gives those of the first columns, so many as it is told: what no query sees costs nothing.
+    """
+
+    def among(columns: int) -> Selection:
+        score, seen = scores(q, w, keys(columns)), visible[..., :columns]
+        mask = select(jax.lax.stop_gradient(score), seen, top_k)
+        if as_bits:
+            return Bits(pack(mask), _log_softmax(score, mask) if trained else None)
+        index, count = indices(mask, top_k)
+        if not trained:
+            return Indices(index, count)
+        return Indices(index, count, _log_softmax(jnp.take_along_axis(score, index, axis=-1), live(index, count)))
+
+    sizes = [visible.shape[-1]]
+    while not as_bits and (half := -(-sizes[0] // 2)) >= max(FEWEST_COLUMNS, top_k):
+        sizes.insert(0, half)
+    if len(sizes) == 1:
+        return among(*sizes)
+    reach = jnp.max(jnp.where(jnp.any(visible, axis=(0, 1)), jnp.arange(1, sizes[-1] + 1), 0))
+    return jax.lax.switch(sum(reach > size for size in sizes[:-1]), [partial(among, size) for size in sizes])
 
 
 def pack(mask: Bool[Array, "B S T"]) -> UInt8[Array, "B S W"]:

@@ -93,7 +93,6 @@ def attend(
     kv = attention.rows(p, config, x, view.cos, view.sin)
     per_query = {"q_nope": q_nope, "q_rope": q_rope, "document": view.document}
     per_query["column"] = jnp.broadcast_to(jnp.arange(columns), view.document.shape)
-    index_k = None
     if compute:
         # The indexer learns from its own loss alone, and the model from its own: no gradient crosses.
         x_in, c_in = jax.lax.stop_gradient(x), jax.lax.stop_gradient(c_q)
@@ -106,8 +105,8 @@ def attend(
         mask = attention.visible(q["document"], view.document, q["column"][0])
         selection = q.get("selection")
         if compute:
-            q_and_w = q["index_q"], q["index_w"]
-            selection = indexer.choose(*q_and_w, index_k, mask, config.index_topk, train_indexer, as_bits=dense)
+            q_and_w, keys = (q["index_q"], q["index_w"]), lambda first: index_k[:, :first]
+            selection = indexer.choose(*q_and_w, keys, mask, config.index_topk, train_indexer, as_bits=dense)
         if dense:
             if sparse:
                 mask = indexer.mask_of(selection, columns)

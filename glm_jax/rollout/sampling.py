@@ -31,12 +31,19 @@ def sample(
 
     Temperature 0 takes the most probable token (the lowest id among equals), which then has log-prob 0.
     """
-    best = jnp.argmax(logits, axis=-1).astype(jnp.int32)
-    _, every = log_probs(logits, temperature, top_p, best)
-    prob = jnp.exp(every)
-    total = jnp.cumsum(prob, axis=-1)
-    reached = jnp.sum(total <= number[:, None] * total[:, -1:], axis=-1)
-    last = prob.shape[-1] - 1 - jnp.argmax(jnp.flip(prob > 0, axis=-1), axis=-1)  # rounding may reach beyond it
-    token = jnp.where(temperature > 0, jnp.minimum(reached, last), best).astype(jnp.int32)
-    logp = jnp.take_along_axis(every, token[:, None], axis=-1)[:, 0]
-    return token, jnp.where(temperature > 0, logp, 0.0)
+    column = jnp.arange(logits.shape[-1], dtype=jnp.int32)
+    # Two plain reductions where argmax is one that a CPU does not vectorise; all NaN gives the last id.
+    is_best = logits == jnp.max(logits, axis=-1, keepdims=True)
+    best = jnp.min(jnp.where(is_best, column, column[-1]), axis=-1)
+
+    def draw():
+        _, every = log_probs(logits, temperature, top_p, best)
+        prob = jnp.exp(every)
+        total = jnp.cumsum(prob, axis=-1)
+        reached = jnp.sum(total <= number[:, None] * total[:, -1:], axis=-1)
+        last = jnp.max(jnp.where(prob > 0, column, 0), axis=-1)  # rounding may reach beyond it
+        token = jnp.where(temperature > 0, jnp.minimum(reached, last), best).astype(jnp.int32)
+        logp = jnp.take_along_axis(every, token[:, None], axis=-1)[:, 0]
+        return token, jnp.where(temperature > 0, logp, 0.0)
+
+    return jax.lax.cond(jnp.any(temperature > 0), draw, lambda: (best, jnp.zeros_like(best, logits.dtype)))

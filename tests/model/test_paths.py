@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from glm_jax.model import cache as caches
-from glm_jax.model import rows, transformer, weights
+from glm_jax.model import indexer, rows, transformer, weights
 from glm_jax.model.heads import unembed
 from tests.model.tiny import named_leaves, random_params, random_tokens, three_layers, tiny_config
 
@@ -46,6 +46,7 @@ def test_every_path_gives_the_same_logits_loss_and_gradients(name, chunk, dense_
     want = plain()  # before the constants change
     monkeypatch.setattr(rows, "QUERY_CHUNK", chunk)
     monkeypatch.setattr(rows, "DENSE_COLUMNS", dense_columns)
+    monkeypatch.setattr(indexer, "FEWEST_COLUMNS", 4)  # chunks that reach half of the columns score no more
     got = loss_and_gradient(dataclasses.replace(CONFIG, remat=remat), random_params(CONFIG))
     for leaf, value in want.items():
         scale = float(jnp.max(jnp.abs(value))) + 1e-3
@@ -78,7 +79,9 @@ def test_decode_equals_the_full_forward_pass_with_layers_one_by_one_and_stacked(
     one_by_one = decode(config, weights.unstack(params, config), tokens, 7, 4)
     np.testing.assert_allclose(one_by_one, want, atol=2e-5)
     if topk == 6:
-        monkeypatch.setattr(caches, "DENSE_COLUMNS", 4)  # prefill that gathers, as long windows do
+        # Prefill that gathers, and scores half of the columns while it reaches no further, as long windows do.
+        monkeypatch.setattr(caches, "DENSE_COLUMNS", 4)
+        monkeypatch.setattr(indexer, "FEWEST_COLUMNS", 4)
         np.testing.assert_allclose(decode(config, params, tokens, 7, 4), want, atol=2e-5)
 
 
