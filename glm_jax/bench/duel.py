@@ -82,6 +82,11 @@ def cpu_seconds() -> float:
     return usage.ru_utime + usage.ru_stime
 
 
+def peak_mib() -> float:
+    """The most memory that this process has held so far."""
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+
+
 def serve(iteration: Callable[[], dict[str, float]], about: dict | None = None) -> None:
     """A contender's side: says that it is ready, then makes an iteration per line that it is sent."""
     print(json.dumps({"ready": True, **(about or {})}), flush=True)

@@ -9,7 +9,7 @@ from pathlib import Path
 import jax
 
 from glm_jax.bench.duel import Contender, duel, has_modules, medians
-from glm_jax.bench.shape import LARGER
+from glm_jax.bench.shape import LARGER, LONG, SHORT, Text
 from glm_jax.io.hf import save
 from glm_jax.model import weights
 from glm_jax.model.config import from_hf
@@ -38,6 +38,8 @@ def run(repeats: int, peer_python: str | None, report: Path | None, smoke: bool)
             f"{repeats} interleaved repeats.",
             "",
             *_table(middle),
+            "",
+            _together(middle[OURS], LONG if size == "full" else SHORT),
             *([] if has_peer else ["", f"transformers is not installed for {peer}: name a python with --peer_python."]),
         ]
     )
@@ -49,11 +51,19 @@ def _table(middle: dict[str, dict[str, float]]) -> list[str]:
     head = ["", *middle, *([f"best {PEER} / {OURS}"] if peers else [])]
     lines = ["| " + " | ".join(head) + " |", "|" + "---|" * len(head)]
     for key, ours in middle[OURS].items():
-        cells = [_name(key), *(_figure(key, m[key]) for m in middle.values())]
+        cells = [_name(key), *(_figure(key, m[key]) if key in m else "" for m in middle.values())]
         if peers:
-            cells.append(f"{min(middle[peer][key] for peer in peers) / ours:.1f}x")
+            best = min((middle[peer][key] for peer in peers if key in middle[peer]), default=None)
+            cells.append("" if best is None else f"{best / ours:.1f}x")
         lines.append("| " + " | ".join(cells) + " |")
     return lines
+
+
+def _together(ours: dict[str, float], text: Text) -> str:
+    """What prompts gain that decode together: the tokens per second of all over those of one."""
+    batch, length = text.batch, text.prompts[0]
+    gain = batch * ours[f"decode 1 x {length}"] / ours[f"decode {batch} x {length}"]
+    return f"{batch} prompts of {length} tokens decode {gain:.1f} times the tokens per second of one."
 
 
 def _name(key: str) -> str:

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import resource
 import sys
 import time
 
 import numpy as np
 
-from glm_jax.bench.duel import cpu_seconds, serve
+from glm_jax.bench.duel import cpu_seconds, peak_mib, serve
 from glm_jax.bench.shape import LONG, SHORT, timed
 from glm_jax.io.hf import load
 from glm_jax.rollout.generate import generate as complete
@@ -23,9 +22,13 @@ def main(folder: str, size: str) -> None:
         made = complete(params, config, tokens, new)
         assert all(len(one.tokens) == new for one in made)
 
+    text, peak = SHORT if size == "smoke" else LONG, []
+
     def iteration() -> dict[str, float]:
-        figures = timed(SHORT if size == "smoke" else LONG, generate, cpu_seconds)
-        return figures | {"peak_mib": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024}
+        figures = timed(text.alone, text.new, generate, cpu_seconds)
+        peak.append(peak_mib())  # before many prompts at once, which the peers do not run
+        figures |= timed([(text.batch, text.prompts[0])], text.new, generate, cpu_seconds)
+        return figures | {"peak_mib": peak[0]}
 
     start = time.monotonic()
     iteration()

@@ -5,7 +5,6 @@ Imports nothing of ours but the shape, so it runs in an environment that has tor
 
 from __future__ import annotations
 
-import resource
 import sys
 
 import torch
@@ -32,8 +31,7 @@ def main(folder: str, size: str, implementation: str) -> None:
     text = shape.SHORT if size == "smoke" else shape.LONG
 
     def iteration() -> dict[str, float]:
-        figures = shape.timed(text, generate, duel.cpu_seconds)
-        return figures | {"peak_mib": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024}
+        return shape.timed(text.alone, text.new, generate, duel.cpu_seconds) | {"peak_mib": duel.peak_mib()}
 
     duel.serve(iteration)
 

@@ -6,7 +6,7 @@ Imports nothing of ours, for the peers' environments have only their own.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 
 @dataclasses.dataclass(frozen=True)
@@ -78,29 +78,36 @@ LARGER = {
 
 @dataclasses.dataclass(frozen=True)
 class Text:
-    """Greedy continuation of `new` tokens of prompts of each length, and of `batch` prompts of the first length."""
+    """Greedy continuation of `new` tokens of a prompt of each length, and of `batch` prompts of the first length."""
 
     prompts: tuple[int, ...] = (1024, 4096)
-    new: int = 128  # many, so that the difference of two prefills does not drown them
+    new: int = 96  # many, so that the difference of two prefills does not drown them
     batch: int = 32
+
+    @property
+    def alone(self) -> list[tuple[int, int]]:
+        """(prompts, length) of the single prompts."""
+        return [(1, length) for length in self.prompts]
 
 
 LONG, SHORT = Text(), Text(prompts=(40, 80), new=4, batch=2)
 
 
-def timed(text: Text, generate: Callable[[int, int, int], None], clock: Callable[[], float]) -> dict[str, float]:
-    """Seconds of each part; `generate(prompts, length, new)` makes `new` tokens after each of so many prompts.
+def timed(
+    shapes: Sequence[tuple[int, int]], new: int, generate: Callable[[int, int, int], None], clock: Callable[[], float]
+) -> dict[str, float]:
+    """Seconds for each (prompts, length); `generate(prompts, length, new)` makes `new` tokens after each prompt.
 
     One new token is the prefill; what more of them take is decoding, per step.
     """
     figures = {}
-    for prompts, length in [(1, n) for n in text.prompts] + [(text.batch, text.prompts[0])]:
+    for prompts, length in shapes:
         start = clock()
         generate(prompts, length, 1)
         first = clock()
-        generate(prompts, length, 1 + text.new)
+        generate(prompts, length, 1 + new)
         both = clock() - first
         prefill = first - start
         figures[f"prefill {prompts} x {length}"] = prefill
-        figures[f"decode {prompts} x {length}"] = (both - prefill) / text.new
+        figures[f"decode {prompts} x {length}"] = (both - prefill) / new
     return figures

@@ -36,11 +36,20 @@ def run(argv: Sequence[str]) -> int:
     return 0
 
 
-def _define_duel(values: flags.FlagValues) -> None:
+def _define_repeats(values: flags.FlagValues) -> None:
     flags.DEFINE_integer("repeats", 5, "measured iterations of each", lower_bound=1, flag_values=values)
-    flags.DEFINE_string("peer_python", None, "a python that has the peer (default: this one)", flag_values=values)
     flags.DEFINE_bool("smoke", False, "the smallest size: shows that it runs, measures nothing", flag_values=values)
     _define_json(values)
+
+
+def _define_duel(values: flags.FlagValues) -> None:
+    flags.DEFINE_string("peer_python", None, "a python that has the peer (default: this one)", flag_values=values)
+    _define_repeats(values)
+
+
+def _define_sparsity(values: flags.FlagValues) -> None:
+    flags.DEFINE_string("picture", None, "file for the curves (PNG)", flag_values=values)
+    _define_repeats(values)
 
 
 def _define_critic(values: flags.FlagValues) -> None:
@@ -77,6 +86,14 @@ def _critic(command: Command) -> str:
     return critic.run(config, command.workdir, command.flags.rollouts, _report(command))
 
 
+def _sparsity(command: Command) -> str:
+    from glm_jax.bench import sparsity
+
+    options = command.flags
+    picture = Path(options.picture) if options.picture else None
+    return sparsity.run(options.repeats, _report(command), picture, options.smoke)
+
+
 def _flops(command: Command) -> str:
     from glm_jax.bench import flops
 
@@ -99,6 +116,12 @@ BENCHES = {
         "operations and cache bytes per token of the 744B model, 4k to 1M context", _define_json, (), _flops
     ),
     "model": Bench("prefill and decode of a 17 M-parameter model, beside transformers", _define_duel, (), _model),
+    "sparsity": Bench(
+        "what a prompt's token costs from 4k to 32k context, attention and indexer apart",
+        _define_sparsity,
+        (),
+        _sparsity,
+    ),
     "rl": Bench("one RL iteration: sample 64 completions, learn from them; beside TRL's GRPO", _define_duel, (), _rl),
     "critic": Bench(
         "variance of the return that a run's critic explains, beside position and prompt length alone",

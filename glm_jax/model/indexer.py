@@ -13,13 +13,15 @@ import jax.numpy as jnp
 from flax import struct
 from jaxtyping import Array, Bool, Float, Int, UInt, UInt8
 
+from glm_jax.model.chunks import chunked
 from glm_jax.model.config import ModelConfig
 from glm_jax.model.norms import layer_norm, linear, rope, wide
 from glm_jax.model.target import on_cpu
 from glm_jax.model.tree import Leaf
 
 _UNROLL_HEADS = 8  # up to here index heads are scored in a Python loop, beyond in a scan
-FEWEST_COLUMNS = 1024  # half of the columns are scored alone, where no query sees beyond, but never fewer than these
+SCORES = 1 << 19  # selected from at once on a CPU
+FEWEST_COLUMNS = 512  # half of the columns are scored alone, where no query sees beyond, but never fewer than these
 
 
 @struct.dataclass
@@ -220,14 +222,22 @@ def choose(
     """
 
     def among(columns: int) -> Selection:
-        score, seen = scores(q, w, keys(columns)), visible[..., :columns]
-        mask = select(jax.lax.stop_gradient(score), seen, top_k)
-        if as_bits:
-            return Bits(pack(mask), _log_softmax(score, mask) if trained else None)
-        index, count = indices(mask, top_k)
-        if not trained:
-            return Indices(index, count)
-        return Indices(index, count, _log_softmax(jnp.take_along_axis(score, index, axis=-1), live(index, count)))
+        k = keys(columns)
+
+        def of_chunk(chunk) -> Selection:
+            q, w, seen = chunk
+            score = scores(q, w, k)
+            mask = select(jax.lax.stop_gradient(score), seen, top_k)
+            if as_bits:
+                return Bits(pack(mask), _log_softmax(score, mask) if trained else None)
+            index, count = indices(mask, top_k)
+            if not trained:
+                return Indices(index, count)
+            return Indices(index, count, _log_softmax(jnp.take_along_axis(score, index, axis=-1), live(index, count)))
+
+        # Bisection passes over the scores again and again: on a CPU they had better stay in its cache.
+        size = max(1, SCORES // (q.shape[0] * columns)) if on_cpu() else q.shape[1]
+        return chunked(of_chunk, (q, w, visible[..., :columns]), size)
 
     sizes = [visible.shape[-1]]
     while not as_bits and (half := -(-sizes[0] // 2)) >= max(FEWEST_COLUMNS, top_k):

@@ -12,6 +12,7 @@ from jaxtyping import Array, Bool, Float, Int
 
 from glm_jax.model import attention, indexer
 from glm_jax.model.attention import Attention
+from glm_jax.model.chunks import chunked
 from glm_jax.model.config import ModelConfig
 from glm_jax.model.indexer import Bits, Indices, Selection
 from glm_jax.model.norms import rope_tables, wide
@@ -117,29 +118,11 @@ def attend(
         kl = indexer.kl(selection.log_q, jnp.mean(prob, axis=1)) if train_indexer else None
         return out, selection, kl
 
-    out, selection, kl = _chunked(chunk, per_query, QUERY_CHUNK)
+    out, selection, kl = chunked(chunk, per_query, QUERY_CHUNK)
     if train_indexer:
         weight = jnp.asarray(_kl_weights(config), state.kl.dtype)[number]
         state = state.replace(kl=state.kl + weight * jnp.sum(jnp.where(view.valid, kl, 0.0)))
     return attention.output(p, out), state.replace(selection=selection)
-
-
-def _chunked(f, per_query: dict, size: int):
-    """f over chunks of queries (axis 1), so that what f makes per (query, key) exists for one chunk at a time."""
-    queries = per_query["column"].shape[1]
-    if queries <= size:
-        return f(per_query)
-    chunks = -(-queries // size)
-    pad = chunks * size - queries
-
-    def split(a):
-        a = jnp.pad(a, [(0, 0), (0, pad)] + [(0, 0)] * (a.ndim - 2))
-        return a.reshape(a.shape[0], chunks, size, *a.shape[2:]).swapaxes(0, 1)
-
-    def join(a):
-        return a.swapaxes(0, 1).reshape(a.shape[1], chunks * size, *a.shape[3:])[:, :queries]
-
-    return jax.tree.map(join, jax.lax.map(jax.checkpoint(f), jax.tree.map(split, per_query)))
 
 
 def positions(document_ids: Int[Array, "B S"]) -> Int[Array, "B S"]:

@@ -33,12 +33,7 @@ def run_picture(metrics: Sequence[Mapping[str, Any]], samples: Sequence[Sample],
 
     `metrics` is what read_metrics gives; a metric that was never logged is left out.
     """
-    # pyplot would look for a display; a bare figure does not.
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(13, 5.6), layout="constrained")
-    FigureCanvasAgg(figure)
+    figure = blank((13, 5.6))
     grid = figure.subplots(2, len(PANELS), gridspec_kw={"height_ratios": (3, 1)})
     for axes, (title, names) in zip(grid[0], PANELS, strict=True):
         _panel(axes, title, [(name, curve(metrics, name)) for name in names])
@@ -48,6 +43,16 @@ def run_picture(metrics: Sequence[Mapping[str, Any]], samples: Sequence[Sample],
             text = describe(samples[place])
             axes.text(0, 1, text, va="top", family="monospace", fontsize=9, transform=axes.transAxes, parse_math=False)
     figure.savefig(path, dpi=110)
+
+
+def blank(inches: tuple[float, float]) -> Any:
+    """An empty matplotlib figure. pyplot would look for a display; a bare figure does not."""
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=inches, layout="constrained")
+    FigureCanvasAgg(figure)
+    return figure
 
 
 def curve(metrics: Sequence[Mapping[str, Any]], name: str) -> tuple[list[int], list[float]]:

@@ -53,12 +53,13 @@ def generate(
     if not prompts:
         return []
     longest = max(len(p) for p in prompts)
-    window = _round_up(longest + max_new_tokens, 32)
+    # Rounded, so that calls of about one size share a compiled program.
+    window = _round_up(longest + max_new_tokens, max(32, 1 << (longest + max_new_tokens).bit_length() - 4))
     count = min(slots_at_once, len(prompts))
     sizes = RolloutConfig(
         slots=count,
         window=window,
-        ticks=max_new_tokens,
+        ticks=_round_up(max_new_tokens, 256),  # at most: the loop ends with the last prompt
         queue=len(prompts),
         requests=len(prompts),
         prefill_slots=min(8, count),
