@@ -50,7 +50,7 @@ def routed_mlp(
     return _combine(jax.lax.ragged_dot(jax.nn.silu(gate) * up, down, plan.count), weight, plan)
 
 
-def _mlp(x: Float[Array, "n D"], gate_up: Float[Array, "D 2I"], down: Float[Array, "I D"]):
+def _mlp(x: Float[Array, "n D"], gate_up: Float[Array, "D G"], down: Float[Array, "I D"]):
     """One expert's MLP of a few rows, and its products before silu."""
     hidden = x @ gate_up
     gate, up = jnp.split(hidden, 2, axis=-1)

@@ -54,7 +54,8 @@ def generate(
         return []
     longest = max(len(p) for p in prompts)
     # Rounded, so that calls of about one size share a compiled program.
-    window = _round_up(longest + max_new_tokens, max(32, 1 << (longest + max_new_tokens).bit_length() - 4))
+    window = longest + max_new_tokens
+    window = _round_up(window, 1 << max(5, window.bit_length() - 4))
     count = min(slots_at_once, len(prompts))
     sizes = RolloutConfig(
         slots=count,
