@@ -166,7 +166,7 @@ def _threshold(rank: UInt[Array, "*B T"], top_k: int) -> tuple[UInt[Array, "*B 1
     return threshold, chosen
 
 
-def _largest(holds: Callable[[Array], Array], bits: int, shape: tuple[int, ...]) -> Int[Array, "*B 1"]:
+def _largest(holds: Callable[[Array], Array], bits: int, shape: tuple[int, ...]) -> Int[Array, "*B"]:
     """Per query the largest number of `bits` bits for which `holds`, which is true up to some number, false beyond."""
 
     def next_bit(i, number):
