@@ -8,10 +8,12 @@ import logging
 import os
 import shutil
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 
 import jax
 import numpy as np
+from jax.sharding import NamedSharding, PartitionSpec
 from safetensors.numpy import save_file
 
 from glm_jax.io import layout
@@ -19,21 +21,31 @@ from glm_jax.io.layout import Entry
 from glm_jax.io.tensors import FLOATS, FP8, INDEX, SCALE, SINGLE, CheckpointError, Tensors, read_json, scale_shape
 from glm_jax.model import tree, weights
 from glm_jax.model.config import ModelConfig, from_hf, to_hf
+from glm_jax.model.quantised import BLOCK, Quantised
 from glm_jax.model.weights import Layer, Transformer
 
 logger = logging.getLogger(__name__)
 
 SHARD_BYTES = 5 << 30
+FP8_CONFIG = {  # what engines want to read in config.json beside FP8 weights
+    "quant_method": "fp8",
+    "fmt": "e4m3",
+    "activation_scheme": "dynamic",
+    "weight_block_size": [BLOCK, BLOCK],
+}
 
 
 def load(
-    path: str | os.PathLike, dtype: str | None = None, shardings: Transformer | None = None
+    path: str | os.PathLike,
+    dtype: str | None = None,
+    shardings: Transformer | None = None,
+    keep_fp8: bool = False,
 ) -> tuple[ModelConfig, Transformer]:
     """Reads a model folder in float32, bfloat16, float16 or the FP8 release layout.
 
     `dtype` overrides the config's; router and its bias stay float32. `shardings` says where each parameter goes
     (default: the first device). Each device's shard is read and placed by itself, so the host holds one shard and one
-    file tensor at a time.
+    file tensor at a time. With `keep_fp8` what is FP8 in the files stays so (`Quantised`): to run, not to train.
 
     Raises:
         CheckpointError: naming every missing, unexpected and misshapen tensor and wrong dtype at once, or the first
@@ -52,7 +64,12 @@ def load(
         shardings = tree.map_leaves(lambda _: first, leaves)
 
     def read(entries: Entry | list[Entry], leaf: tree.Leaf, sharding) -> jax.Array:
-        return _place(leaf, config.dtype, sharding, lambda out, index: _fill(tensors, entries, out, index))
+        axis = (entries[0] if isinstance(entries, list) else entries).blocked
+        wide = axis is None or leaf.dtype is not None  # the embedding is indexed, and the router float32
+        if keep_fp8 and not wide and all(tensors.dtype[name] == FP8 for name in _names(entries)):
+            return _quantised(tensors, entries, axis, leaf, sharding)
+        part = lambda entry, names: entry.join([tensors.get(n) for n in names])
+        return _place(leaf, config.dtype, sharding, partial(_fill, part, entries))
 
     def read_all(entries, leaves, shardings):
         is_entry = lambda x: isinstance(x, Entry) or (isinstance(x, list) and isinstance(x[0], Entry))
@@ -86,16 +103,48 @@ def _place(leaf: tree.Leaf, dtype: str, sharding, fill) -> jax.Array:
     return jax.make_array_from_single_device_arrays(leaf.shape, sharding, shards)
 
 
-def _fill(tensors: Tensors, entries: Entry | list[Entry], out: np.ndarray, index: tuple[slice, ...]) -> None:
-    """Writes the part `index` of a parameter: of a stack layer by layer, of experts one by one."""
+def _fill(part, entries: Entry | list[Entry], out: np.ndarray, index: tuple[slice, ...]) -> None:
+    """Writes the part `index` of a parameter: of a stack layer by layer, of experts one by one.
+
+    `part(entry, names)` is what one group of file tensors holds.
+    """
     if isinstance(entries, list):
-        for part, entry in zip(out, entries[index[0]], strict=True):
-            _fill(tensors, entry, part, index[1:])
+        for layer, entry in zip(out, entries[index[0]], strict=True):
+            _fill(part, entry, layer, index[1:])
     elif entries.many:
-        for part, names in zip(out, entries.groups[index[0]], strict=True):
-            part[...] = entries.join([tensors.get(n) for n in names])[index[1:]]
+        for expert, names in zip(out, entries.groups[index[0]], strict=True):
+            expert[...] = part(entries, names)[index[1:]]
     else:
-        out[...] = entries.join([tensors.get(n) for n in entries.groups[0]])[index]
+        out[...] = part(entries, entries.groups[0])[index]
+
+
+def _names(entries: Entry | list[Entry]) -> Iterator[str]:
+    """Of every file tensor that holds a parameter."""
+    for entry in entries if isinstance(entries, list) else [entries]:
+        for group in entry.groups:
+            yield from group
+
+
+def _quantised(tensors: Tensors, entries: Entry | list[Entry], axis: int, leaf: tree.Leaf, sharding) -> Quantised:
+    """A parameter in FP8. Its scales are split as it is, but for the axis that they have in blocks."""
+    blocks = list(leaf.shape)
+    blocks[axis] = -(-blocks[axis] // BLOCK)
+
+    def values(entry, names):
+        return entry.join([tensors.get_fp8(n)[0] for n in names])
+
+    def scales(entry, names):
+        spread = entry.join([tensors.get_fp8(n)[1] for n in names])
+        return np.moveaxis(np.moveaxis(spread, axis, 0)[::BLOCK], 0, axis)
+
+    scale_sharding = sharding
+    if isinstance(sharding, NamedSharding):
+        spec = [*sharding.spec, *[None] * (len(leaf.shape) - len(sharding.spec))]
+        spec[axis] = None
+        scale_sharding = NamedSharding(sharding.mesh, PartitionSpec(*spec))
+    value = _place(dataclasses.replace(leaf, dtype="float8_e4m3fn"), "", sharding, partial(_fill, values, entries))
+    of_scales = dataclasses.replace(leaf, shape=tuple(blocks), dtype="float32")
+    return Quantised(value, _place(of_scales, "", scale_sharding, partial(_fill, scales, entries)), axis)
 
 
 def save(path: str | os.PathLike, config: ModelConfig, params: Transformer, shard_bytes: int = SHARD_BYTES) -> None:
@@ -105,13 +154,13 @@ def save(path: str | os.PathLike, config: ModelConfig, params: Transformer, shar
     a time.
     """
     folder = Path(path)
-    partial = folder / ".partial"
-    shutil.rmtree(partial, ignore_errors=True)  # of a save that was interrupted
-    partial.mkdir(parents=True)
+    unfinished = folder / ".partial"
+    shutil.rmtree(unfinished, ignore_errors=True)  # of a save that was interrupted
+    unfinished.mkdir(parents=True)
     shards: list[list[str]] = []
     total = 0
     for shard in _shards(_file_tensors(config, params), shard_bytes):
-        save_file(shard, partial / f"{len(shards)}.part", metadata={"format": "pt"})
+        save_file(shard, unfinished / f"{len(shards)}.part", metadata={"format": "pt"})
         shards.append(list(shard))
         total += sum(tensor.nbytes for tensor in shard.values())
         shard.clear()  # before the next one is filled
@@ -120,18 +169,20 @@ def save(path: str | os.PathLike, config: ModelConfig, params: Transformer, shar
         names = [SINGLE]
     else:
         weight_map = {k: name for name, shard in zip(names, shards, strict=True) for k in shard}
-        (partial / INDEX).write_text(
+        (unfinished / INDEX).write_text(
             json.dumps({"metadata": {"total_size": total}, "weight_map": weight_map}, indent=2)
         )
     for i, name in enumerate(names):
-        (partial / f"{i}.part").rename(partial / name)
-    (partial / "config.json").write_text(json.dumps(to_hf(config), indent=2) + "\n")
+        (unfinished / f"{i}.part").rename(unfinished / name)
+    quantised = any(isinstance(leaf, Quantised) for leaf in _leaves(params))
+    described = to_hf(config) | ({"quantization_config": FP8_CONFIG} if quantised else {})
+    (unfinished / "config.json").write_text(json.dumps(described, indent=2) + "\n")
     # The old config goes first and the new one comes last: a folder without one is no model.
     for file in ("config.json", INDEX, SINGLE, *(f.name for f in folder.glob("model-*-of-*.safetensors"))):
         (folder / file).unlink(missing_ok=True)
-    for file in sorted(partial.iterdir(), key=lambda f: f.name == "config.json"):
+    for file in sorted(unfinished.iterdir(), key=lambda f: f.name == "config.json"):
         os.replace(file, folder / file.name)
-    partial.rmdir()
+    unfinished.rmdir()
 
 
 def read_config(folder: Path) -> ModelConfig:
@@ -200,13 +251,13 @@ def _file_tensors(config: ModelConfig, params: Transformer) -> Iterator[tuple[st
     entries = layout.entries(config)
     for key in ("embed", "norm", "head"):
         if (entry := getattr(entries, key)) is not None:
-            yield from entry.take_apart(jax.device_get(getattr(params, key)))
+            yield from _tensors(entry, jax.device_get(getattr(params, key)))
     for entry_layer, layer in zip(entries.groups[0], _layers(config, params), strict=True):
         yield from _layer_tensors(entry_layer, layer)
     if entries.draft is not None:
         yield from _layer_tensors(entries.draft.layer, jax.device_get(params.draft.layer))
         for key in ("embed_norm", "hidden_norm", "proj", "norm"):
-            yield from getattr(entries.draft, key).take_apart(jax.device_get(getattr(params.draft, key)))
+            yield from _tensors(getattr(entries.draft, key), jax.device_get(getattr(params.draft, key)))
 
 
 def _layers(config: ModelConfig, params: Transformer) -> Iterator[Layer]:
@@ -218,7 +269,31 @@ def _layers(config: ModelConfig, params: Transformer) -> Iterator[Layer]:
 
 def _layer_tensors(entries: Layer, layer: Layer) -> Iterator[tuple[str, np.ndarray]]:
     kv_b = entries.attn.k_b.groups
-    yield kv_b[0][0], layout.merge_kv(layer.attn.k_b, layer.attn.v_b)
-    for entry, value in zip(_all_entries(entries), jax.tree.leaves(layer), strict=True):
+    merged = lambda part: [(kv_b[0][0], layout.merge_kv(part(layer.attn.k_b), part(layer.attn.v_b)))]
+    yield from _with_scales(merged, layer.attn.k_b)
+    for entry, leaf in zip(_all_entries(entries), _leaves(layer), strict=True):
         if entry.groups != kv_b:
-            yield from entry.take_apart(value)
+            yield from _tensors(entry, leaf)
+
+
+def _tensors(entry: Entry, leaf: np.ndarray | Quantised) -> Iterator[tuple[str, np.ndarray]]:
+    return _with_scales(lambda part: entry.take_apart(part(leaf)), leaf)
+
+
+def _leaves(tree) -> list:
+    return jax.tree.leaves(tree, is_leaf=lambda x: isinstance(x, Quantised))
+
+
+def _with_scales(tensors_of, leaf: np.ndarray | Quantised) -> Iterator[tuple[str, np.ndarray]]:
+    """`tensors_of(part)`, names and file tensors of a part of a leaf: of itself, or of FP8 values and their scales."""
+    if not isinstance(leaf, Quantised):
+        yield from tensors_of(lambda leaf: leaf)
+        return
+    yield from tensors_of(lambda leaf: leaf.value)
+    for name, spread in tensors_of(_spread):
+        yield name + SCALE, spread[::BLOCK, ::BLOCK]
+
+
+def _spread(leaf: Quantised) -> np.ndarray:
+    size = leaf.shape[leaf.axis]
+    return np.repeat(leaf.scale, BLOCK, axis=leaf.axis).take(range(size), axis=leaf.axis)

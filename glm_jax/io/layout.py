@@ -27,6 +27,7 @@ class Entry(NamedTuple):
     join: Callable[[Sequence[np.ndarray]], np.ndarray]  # a group's tensors -> the parameter, or its part of it
     split: Callable[[np.ndarray], Sequence[np.ndarray]]  # the reverse
     many: bool = False  # the parameter's first dimension counts groups
+    blocked: int | None = None  # axis, from the end, of FP8's blocks (see model/quantised.py); None: never kept in FP8
 
     def tensors(self) -> list[tuple[str, tuple[int, ...]]]:
         """Names and shapes of all file tensors."""
@@ -74,7 +75,7 @@ def _plain(name, shape) -> Entry:
 
 
 def _matrix(name, shape) -> Entry:
-    return Entry(((name,),), (shape,), lambda t: t[0].T, lambda a: [a.T])
+    return Entry(((name,),), (shape,), lambda t: t[0].T, lambda a: [a.T], blocked=-2)
 
 
 def _heads(name, heads, width, inputs) -> Entry:
@@ -84,6 +85,7 @@ def _heads(name, heads, width, inputs) -> Entry:
         ((heads * width, inputs),),
         lambda t: t[0].reshape(heads, width, inputs).transpose(2, 0, 1),
         lambda a: [a.transpose(1, 2, 0).reshape(heads * width, inputs)],
+        blocked=-3,
     )
 
 
@@ -101,6 +103,10 @@ def _attention(config: ModelConfig, full: bool, prefix: str) -> Attention:
     dim, heads, q_rank, rank = config.hidden_size, config.num_attention_heads, config.q_lora_rank, config.kv_lora_rank
     nope, roped, value = config.qk_nope_head_dim, config.qk_rope_head_dim, config.v_head_dim
     kv_b, kv_b_shape = prefix + "kv_b_proj.weight", (heads * (nope + value), rank)
+    # One file tensor, two parameters: rows of each head are k_nope, then v. `split` gives a part of it (merge_kv).
+    of_kv_b = lambda rows: Entry(
+        ((kv_b,),), (kv_b_shape,), lambda t: _kv(t[0], heads)[:, rows].swapaxes(1, 2), lambda a: [a], blocked=-2
+    )
     bias = lambda name, width: _plain(prefix + name, (width,)) if config.attention_bias else None
     return Attention(
         q_a=_matrix(prefix + "q_a_proj.weight", (q_rank, dim)),
@@ -108,14 +114,14 @@ def _attention(config: ModelConfig, full: bool, prefix: str) -> Attention:
         q_b=_heads(prefix + "q_b_proj.weight", heads, nope + roped, q_rank),
         kv_a=_matrix(prefix + "kv_a_proj_with_mqa.weight", (rank + roped, dim)),
         kv_norm=_plain(prefix + "kv_a_layernorm.weight", (rank,)),
-        # One file tensor, two parameters: rows of each head are k_nope, then v. `split` gives a part of it (merge_kv).
-        k_b=Entry(((kv_b,),), (kv_b_shape,), lambda t: _kv(t[0], heads)[:, :nope].swapaxes(1, 2), lambda a: [a]),
-        v_b=Entry(((kv_b,),), (kv_b_shape,), lambda t: _kv(t[0], heads)[:, nope:].swapaxes(1, 2), lambda a: [a]),
+        k_b=of_kv_b(slice(None, nope)),
+        v_b=of_kv_b(slice(nope, None)),
         o=Entry(
             ((prefix + "o_proj.weight",),),
             ((dim, heads * value),),
             lambda t: t[0].reshape(dim, heads, value).transpose(1, 2, 0),
             lambda a: [a.transpose(2, 0, 1).reshape(dim, heads * value)],
+            blocked=-1,
         ),
         q_a_bias=bias("q_a_proj.bias", q_rank),
         kv_a_bias=bias("kv_a_proj_with_mqa.bias", rank + roped),
@@ -156,6 +162,7 @@ def _gate_up(prefixes: tuple[str, ...], dim: int, width: int, many: bool = False
         lambda t: np.stack([t[0].T, t[1].T], axis=1),
         lambda a: [a[:, 0].T, a[:, 1].T],
         many,
+        blocked=-3,
     )
 
 
@@ -173,6 +180,7 @@ def _moe(config: ModelConfig, prefix: str) -> Moe:
                 lambda t: t[0].T,
                 lambda a: [a.T],
                 many=True,
+                blocked=-2,
             ),
         ),
         shared=_mlp(prefix + "shared_experts.", dim, width * config.n_shared_experts),

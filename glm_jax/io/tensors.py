@@ -11,8 +11,10 @@ import ml_dtypes
 import numpy as np
 from safetensors import SafetensorError, safe_open
 
+from glm_jax.model.quantised import BLOCK
+
 INDEX, SINGLE = "model.safetensors.index.json", "model.safetensors"
-FP8, SCALE, BLOCK = "F8_E4M3", "_scale_inv", 128  # w = fp8 · scale, one float32 scale per BLOCK x BLOCK
+FP8, SCALE = "F8_E4M3", "_scale_inv"  # w = fp8 · scale, one float32 scale per BLOCK x BLOCK
 FLOATS = ("F64", "F32", "F16", "BF16", FP8)
 
 
@@ -41,13 +43,20 @@ class Tensors:
 
     def get(self, name: str) -> np.ndarray:
         """A tensor in the dtype of its file; FP8 is scaled to float32. Raises CheckpointError for NaN or infinity."""
-        path = self._files[name]
         if self.dtype[name] == FP8:
-            value = _scaled(_read_fp8(path, name, self.shape[name]), self.get(name + SCALE))
-        else:
-            value = self._open[path].get_tensor(name)
+            value, scale = self.get_fp8(name)
+            return value.astype(np.float32) * scale
+        return self._finite(name, self._open[self._files[name]].get_tensor(name))
+
+    def get_fp8(self, name: str) -> tuple[np.ndarray, np.ndarray]:
+        """An FP8 matrix, and its scales spread over its entries. Raises CheckpointError for NaN or infinity."""
+        (rows, columns), scale = self.shape[name], self.get(name + SCALE).astype(np.float32)
+        value = self._finite(name, _read_fp8(self._files[name], name, self.shape[name]))
+        return value, np.repeat(np.repeat(scale, BLOCK, axis=0)[:rows], BLOCK, axis=1)[:, :columns]
+
+    def _finite(self, name: str, value: np.ndarray) -> np.ndarray:
         if not np.isfinite(value).all():
-            raise CheckpointError(f"{path}: {name} holds NaN or infinity")
+            raise CheckpointError(f"{self._files[name]}: {name} holds NaN or infinity")
         return value
 
 
@@ -86,9 +95,3 @@ def _read_fp8(path: Path, name: str, shape: tuple[int, ...]) -> np.ndarray:
         file.seek(8 + size + first)
         data = file.read(math.prod(shape))
     return np.frombuffer(data, ml_dtypes.float8_e4m3fn).reshape(shape)
-
-
-def _scaled(value: np.ndarray, scale: np.ndarray) -> np.ndarray:
-    rows, columns = value.shape
-    spread = np.repeat(np.repeat(scale.astype(np.float32), BLOCK, axis=0)[:rows], BLOCK, axis=1)[:, :columns]
-    return value.astype(np.float32) * spread

@@ -19,6 +19,7 @@ from glm_jax.model import indexer
 from glm_jax.model.config import ModelConfig
 from glm_jax.model.indexer import Indexer
 from glm_jax.model.norms import linear, rms_norm, rope, wide
+from glm_jax.model.quantised import dense
 from glm_jax.model.target import on_cpu
 from glm_jax.model.tree import Leaf
 
@@ -84,7 +85,7 @@ def rows(p: Attention, config: ModelConfig, x, cos, sin) -> Float[Array, "B S RP
 
 
 def output(p: Attention, x: Float[Array, "B S H U"]) -> Float[Array, "B S D"]:
-    out = linear(x.reshape(*x.shape[:2], -1), p.o.reshape(-1, p.o.shape[-1]))
+    out = linear(x.reshape(*x.shape[:2], -1), dense(p.o, x.dtype).reshape(-1, p.o.shape[-1]))
     return _biased(out, p.o_bias)
 
 
@@ -99,7 +100,7 @@ def expanded(
     latent, k_rope = jnp.split(kv, [config.kv_lora_rank], axis=-1)
     # Heads lead in every product: a batch dimension inside a dot's output costs a factor of four on a CPU.
     # Keys and values come from one product each, turned afterwards: cheaper than a product per head.
-    k_nope, v = (linear(latent, w.swapaxes(0, 1)).swapaxes(1, 2) for w in (p.k_b, p.v_b))
+    k_nope, v = (linear(latent, dense(w, kv.dtype).swapaxes(0, 1)).swapaxes(1, 2) for w in (p.k_b, p.v_b))
     q = jnp.concatenate([q_nope, q_rope], axis=-1).swapaxes(1, 2)
     k = jnp.concatenate([k_nope, jnp.broadcast_to(k_rope[:, None], (*k_nope.shape[:3], k_rope.shape[-1]))], axis=-1)
     score = jnp.einsum("bhsd,bhtd->bhst", q, k)
@@ -119,7 +120,7 @@ def absorbed(
     the selected ones alone, at a cost independent of T (`gathering`), or all of them under a mask.
     """
     rank = config.kv_lora_rank
-    q = jnp.concatenate([jnp.einsum("bshn,hrn->bshr", q_nope, p.k_b.astype(q_nope.dtype)), q_rope], axis=-1)
+    q = jnp.concatenate([jnp.einsum("bshn,hrn->bshr", q_nope, dense(p.k_b, q_nope.dtype)), q_rope], axis=-1)
 
     def one_query(args):
         q_BxHxR, query = args
@@ -137,7 +138,7 @@ def absorbed(
         at_once = max(1, GATHERED // q.shape[0])
         out, prob = jax.lax.map(jax.checkpoint(one_query), query_first, batch_size=at_once)
         out, prob = out.swapaxes(0, 1), jnp.moveaxis(prob, 0, 2)
-    return jnp.einsum("bshr,hru->bshu", out, p.v_b.astype(out.dtype)), prob
+    return jnp.einsum("bshr,hru->bshu", out, dense(p.v_b, out.dtype)), prob
 
 
 def gathering(gather: Callable[[Int[Array, "B K"]], Float[Array, "B K RP"]]) -> Read:

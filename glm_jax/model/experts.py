@@ -13,6 +13,8 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
+from glm_jax.model.norms import linear
+from glm_jax.model.quantised import Quantised, dense
 from glm_jax.model.target import on_cpu
 
 
@@ -32,17 +34,21 @@ def routed_mlp(
     expert: Int[Array, "N k"],
     weight: Float[Array, "N k"],
     valid: Bool[Array, "N"],
-    gate_up: Float[Array, "E D 2 I"],
-    down: Float[Array, "E I D"],
+    gate_up: Float[Array, "E D 2 I"] | Quantised,
+    down: Float[Array, "E I D"] | Quantised,
 ) -> Float[Array, "N D"]:
     """Σ_i weight_i · MLP_{expert_i}(x), zero for tokens that are not valid."""
     experts = gate_up.shape[0]
-    gate_up = gate_up.reshape(*gate_up.shape[:2], -1).astype(x.dtype)
-    down = down.astype(x.dtype)
+    on_the_way = on_cpu() and isinstance(gate_up, Quantised)  # each expert is widened when it is visited
+    if not on_the_way:
+        gate_up = dense(gate_up, x.dtype).reshape(*gate_up.shape[:2], -1)
+        down = dense(down, x.dtype)
     if on_cpu():
         if x.shape[0] == 1:
             return _one_token(x, expert, weight, valid, gate_up, down)
         plan = layout(expert, valid, experts, block_size(expert, experts))
+        if on_the_way:
+            return _combine(_blocked_rows(x, gate_up, down, plan, keep_hidden=False)[0], weight, plan)
         return _blocked(x, weight, gate_up, down, plan)
     plan = layout(expert, valid, experts, 1)
     hidden = jax.lax.ragged_dot(_rows(x, plan.token), gate_up, plan.count)
@@ -50,19 +56,19 @@ def routed_mlp(
     return _combine(jax.lax.ragged_dot(jax.nn.silu(gate) * up, down, plan.count), weight, plan)
 
 
-def _mlp(x: Float[Array, "n D"], gate_up: Float[Array, "D G"], down: Float[Array, "I D"]):
-    """One expert's MLP of a few rows, and its products before silu."""
-    hidden = x @ gate_up
+def _mlp(x: Float[Array, "n D"], e, gate_up, down):
+    """Expert e's MLP of a few rows, and its products before silu."""
+    gate_up, down = jax.tree.map(lambda a: a[e], (gate_up, down))
+    hidden = linear(x, gate_up).reshape(x.shape[0], -1)
     gate, up = jnp.split(hidden, 2, axis=-1)
-    return (jax.nn.silu(gate) * up) @ down, hidden
+    return linear(jax.nn.silu(gate) * up, down), hidden
 
 
 def _one_token(x, expert, weight, valid, gate_up, down):
     """A single token's experts all differ, so that no block would hold two rows."""
     out = jnp.zeros_like(x)
     for i in range(expert.shape[1]):
-        e = expert[0, i]
-        out = out + weight[:, i, None].astype(x.dtype) * _mlp(x, gate_up[e], down[e])[0]
+        out = out + weight[:, i, None].astype(x.dtype) * _mlp(x, expert[0, i], gate_up, down)[0]
     return jnp.where(valid[:, None], out, 0)
 
 
@@ -115,12 +121,11 @@ def _blocked_rows(x, gate_up, down, plan: Layout, keep_hidden: bool):
 
     def body(i, carry):
         y, hidden = carry
-        e = plan.expert[i]
-        out, h = _mlp(_rows(x, token[i]), gate_up[e], down[e])
+        out, h = _mlp(_rows(x, token[i]), plan.expert[i], gate_up, down)
         return y.at[i].set(out), hidden.at[i].set(h) if keep_hidden else hidden
 
     y = jnp.zeros((*token.shape, x.shape[1]), x.dtype)
-    hidden = jnp.zeros((*token.shape, gate_up.shape[-1]), x.dtype) if keep_hidden else None
+    hidden = jnp.zeros((*token.shape, 2 * down.shape[1]), x.dtype) if keep_hidden else None
     y, hidden = jax.lax.fori_loop(0, plan.used, body, (y, hidden))
     return y.reshape(-1, x.shape[1]), hidden
 

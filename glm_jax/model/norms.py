@@ -6,6 +6,8 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
+from glm_jax.model.quantised import Quantised, dense
+
 
 def wide(dtype) -> jnp.dtype:
     """The dtype that reductions run in: float32, or float64 where the model itself is float64."""
@@ -43,7 +45,7 @@ def rope(x: Float[Array, "... P"], cos: Float[Array, "... p"], sin: Float[Array,
     return jnp.concatenate([first * cos - second * sin, second * cos + first * sin], axis=-1)
 
 
-def linear(x: Float[Array, "*B I"], weight: Float[Array, "I *O"]) -> Float[Array, "..."]:
+def linear(x: Float[Array, "*B I"], weight: Float[Array, "I *O"] | Quantised) -> Float[Array, "..."]:
     """x · weight over the last axis, to [*B, *O], in two dimensions: twice as fast a weight gradient on a CPU."""
-    out = x.reshape(-1, x.shape[-1]) @ weight.astype(x.dtype).reshape(weight.shape[0], -1)
+    out = x.reshape(-1, x.shape[-1]) @ dense(weight, x.dtype).reshape(weight.shape[0], -1)
     return out.reshape(*x.shape[:-1], *weight.shape[1:])

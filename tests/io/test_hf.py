@@ -18,9 +18,10 @@ import glm_jax
 from glm_jax.io.hf import CheckpointError
 from glm_jax.model import weights
 from glm_jax.model.config import ModelConfigError
+from glm_jax.model.target import tracing_for
 from glm_jax.sharding import layout
 from glm_jax.sharding.mesh import MeshConfig, make_mesh
-from tests.model.tiny import named_leaves, random_params, three_layers
+from tests.model.tiny import named_leaves, random_params, random_tokens, three_layers
 
 GOLDEN = Path(__file__).parents[1] / "golden"
 WEIGHTS, INDEX = "model.safetensors", "model.safetensors.index.json"
@@ -198,6 +199,65 @@ def test_the_fp8_release_layout_is_read_and_its_faults_are_named(tmp_path):
     assert f"missing {names[0]}_scale_inv" in str(error.value)
     assert f"misshapen {names[1]}_scale_inv: (9, 9)" in str(error.value)
     assert "unexpected model.norm.weight_scale_inv" in str(error.value)
+
+
+def fp8_folder(path: Path) -> Path:
+    """A model with a draft layer whose matrices are FP8 as released: heads and experts end within blocks."""
+    shape = dict(hidden_size=160, intermediate_size=200, moe_intermediate_size=136, num_nextn_predict_layers=1)
+    config = three_layers(**shape, kv_lora_rank=144, num_attention_heads=3, qk_nope_head_dim=40)
+    glm_jax.save(path, config, random_params(config))
+    tensors = load_file(path / WEIGHTS)
+    in_fp8(tensors, [n for n, t in tensors.items() if t.ndim == 2 and "embed_tokens" not in n and ".gate." not in n])
+    save_with_fp8(tensors, path / WEIGHTS)
+    return path
+
+
+def test_what_is_kept_in_fp8_runs_as_what_is_widened_and_is_saved_to_the_same_bytes(tmp_path):
+    folder = fp8_folder(tmp_path / "fp8")
+    config, wide = glm_jax.load(folder)
+    _, kept = glm_jax.load(folder, keep_fp8=True)
+    size = lambda params: sum(leaf.nbytes for leaf in jax.tree.leaves(params))
+    assert size(kept) < 0.4 * size(wide)
+    tokens = random_tokens(config, 2, 12)
+    want, got = (glm_jax.forward(params, config, tokens, draft=True) for params in (wide, kept))
+    np.testing.assert_allclose(got.logits, want.logits, atol=1e-5)
+    np.testing.assert_allclose(got.draft.logits, want.draft.logits, atol=1e-5)
+    prompts = tokens.tolist()
+    assert glm_jax.generate(kept, config, prompts, 4) == glm_jax.generate(wide, config, prompts, 4)
+    with tracing_for("gpu"):
+        shorter = glm_jax.forward(kept, config, tokens[:, :11]).logits
+    np.testing.assert_allclose(shorter, want.logits[:, :11], atol=1e-4)
+
+    glm_jax.save(tmp_path / "again", config, kept)
+    assert bytes_of(tmp_path / "again" / WEIGHTS) == bytes_of(folder / WEIGHTS)
+    assert json.loads((tmp_path / "again/config.json").read_text())["quantization_config"]["quant_method"] == "fp8"
+    _, again = glm_jax.load(tmp_path / "again", keep_fp8=True)
+    for name, leaf in named_leaves(kept).items():
+        np.testing.assert_array_equal(named_leaves(again)[name], leaf, err_msg=name)
+
+
+def bytes_of(file: Path) -> dict[str, tuple]:
+    """Shape, type and bytes of each tensor, by the header alone."""
+    data = file.read_bytes()
+    start = 8 + int.from_bytes(data[:8], "little")
+    header = json.loads(data[8:start])
+    header.pop("__metadata__", None)
+    return {
+        n: (t["dtype"], t["shape"], data[start + t["data_offsets"][0] : start + t["data_offsets"][1]])
+        for n, t in header.items()
+    }
+
+
+def test_what_is_kept_in_fp8_goes_straight_to_its_shards(tmp_path):
+    folder = fp8_folder(tmp_path / "fp8")
+    config, want = glm_jax.load(folder, keep_fp8=True)
+    mesh = make_mesh(MeshConfig(fsdp=2, tensor=1, expert=2))
+    shardings = layout.shardings(weights.abstract(config), layout.LEARN, mesh)
+    _, params = glm_jax.load(folder, shardings=shardings, keep_fp8=True)
+    for name, leaf in named_leaves(params).items():
+        np.testing.assert_array_equal(leaf, named_leaves(want)[name], err_msg=name)
+    down = params.groups[1][0].mlp.experts.down
+    assert not down.value.sharding.is_fully_replicated and not down.scale.sharding.is_fully_replicated
 
 
 @pytest.mark.parametrize("axes", [{"fsdp": 4, "expert": 2}, {"tensor": 2, "data": 2}])
