@@ -16,6 +16,7 @@ def _define(values: flags.FlagValues) -> None:
     flags.DEFINE_float("temperature", 0.0, "0 = greedy", lower_bound=0.0, flag_values=values)
     flags.DEFINE_float("top_p", 1.0, "share of probability that is sampled from", 0.0, 1.0, flag_values=values)
     flags.DEFINE_bool("chat", False, "each prompt is a message to the model's chat template", flag_values=values)
+    flags.DEFINE_bool("keep_fp8", False, "what the files hold in FP8 stays so: less memory", flag_values=values)
     flags.DEFINE_integer("seed", 0, "of the random numbers", flag_values=values)
 
 
@@ -37,7 +38,7 @@ def run(argv: Sequence[str]) -> int:
             f"{folder} has {config.vocab_size} token ids and its tokenizer {tokenizer.vocab_size}: they do not belong "
             "together"
         )
-    config, params = load(folder)
+    config, params = load(folder, keep_fp8=options.keep_fp8)
     texts = [tokenizer.chat([{"role": "user", "content": p}]) if options.chat else p for p in options.prompt]
     completions = generate(
         params,

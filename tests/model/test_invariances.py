@@ -9,6 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from glm_jax.model import indexer, rows
 from glm_jax.model.rows import positions
 from glm_jax.model.transformer import as_documents, forward
 from tests.model.tiny import random_params, random_tokens, tiny_config
@@ -18,8 +19,21 @@ ROWS, COLUMNS = 4, 24  # documents of up to 20 tokens, index_topk 6
 LENGTHS = (20, 3, 9, 11)
 
 
-@cache
+@pytest.fixture(params=["dense under a mask", "gathered, in chunks, half of the columns where no query sees more"])
+def path(request, monkeypatch):
+    """Both ways in which rows attend, as short and as long ones do."""
+    if request.param != "dense under a mask":
+        monkeypatch.setattr(rows, "DENSE_COLUMNS", 4)
+        monkeypatch.setattr(rows, "QUERY_CHUNK", 7)
+        monkeypatch.setattr(indexer, "FEWEST_COLUMNS", 4)
+
+
 def compiled():
+    return _compiled(rows.DENSE_COLUMNS)
+
+
+@cache
+def _compiled(_):
     params = random_params(CONFIG)
     run = jax.jit(lambda p, t, d: forward(p, CONFIG, t, d).logits)
     return params, lambda tokens, documents, p=params: np.asarray(run(p, tokens, documents))
@@ -33,6 +47,7 @@ def alone() -> tuple[np.ndarray, np.ndarray, list[np.ndarray]]:
     return tokens, documents, [logits[b, :n] for b, n in enumerate(LENGTHS)]
 
 
+@pytest.mark.usefixtures("path")
 def test_a_packed_document_gives_what_it_gives_alone():
     tokens, _, want = alone()
     packed, documents = np.zeros_like(tokens), np.zeros_like(tokens)
@@ -52,6 +67,7 @@ def test_left_padding_changes_no_logit(shift):
         np.testing.assert_allclose(logits[b, shift : shift + n], want[b], atol=2e-5)
 
 
+@pytest.mark.usefixtures("path")
 def test_padding_content_changes_no_logit_not_even_a_nan_in_its_embedding():
     tokens, documents, want = alone()
     params, run = compiled()
@@ -62,8 +78,13 @@ def test_padding_content_changes_no_logit_not_even_a_nan_in_its_embedding():
             np.testing.assert_array_equal(logits[b, :n], want[b])
 
 
-def test_the_order_of_rows_changes_no_logit():
+@pytest.mark.usefixtures("path")
+def test_neither_the_order_nor_the_number_of_rows_changes_a_log_prob():
     tokens, documents, want = alone()
+    for b, n in enumerate(LENGTHS):
+        single = compiled()[1](tokens[b : b + 1], documents[b : b + 1])[0, :n]
+        log_probs = [np.asarray(jax.nn.log_softmax(logits)) for logits in (single, want[b])]
+        np.testing.assert_allclose(*log_probs, atol=1e-6, rtol=1e-6)  # other shapes of products round otherwise
     order = np.array([2, 0, 3, 1])
     logits = compiled()[1](tokens[order], documents[order])
     for row, b in enumerate(order):

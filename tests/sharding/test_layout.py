@@ -6,9 +6,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from jax.sharding import PartitionSpec
+from jax.sharding import NamedSharding, PartitionSpec
 
-from glm_jax.model import weights
+from glm_jax.model import indexer, weights
 from glm_jax.model.config import glm52_744b
 from glm_jax.model.tree import Leaf
 from glm_jax.sharding import layout
@@ -47,6 +47,21 @@ def test_the_handoff_goes_from_one_layout_to_another_and_keeps_every_value():
     assert jax.tree.structure(view) == jax.tree.structure(want) and len(view.groups) == 3
     for a, b in zip(jax.tree.leaves(view), jax.tree.leaves(want), strict=True):
         np.testing.assert_array_equal(a, b)
+
+
+@pytest.mark.parametrize("axes", [("fsdp", None), (None, "fsdp"), ("data", "fsdp")])
+def test_equal_scores_select_the_same_keys_on_one_and_on_eight_devices(axes):
+    """Queries split, keys split, and both: ties go to the lower column wherever it lies."""
+    score = np.random.default_rng(0).integers(0, 3, (16, 64)).astype(np.float32)
+    score[:8] = 0.0
+    visible = np.tril(np.ones((64, 64), bool))[-16:]
+    choose = jax.jit(lambda s, v: indexer.indices(indexer.select(s, v, 5), 5))
+    want = choose(score, visible)
+    mesh = make_mesh(MeshConfig(fsdp=4, data=2))
+    split = jax.device_put((score, visible), NamedSharding(mesh, PartitionSpec(*axes)))
+    for got, one in zip(choose(*split), want, strict=True):
+        np.testing.assert_array_equal(got, one)
+    np.testing.assert_array_equal(want[0][:8], np.tile(np.arange(5), (8, 1)))
 
 
 def test_experts_stay_on_their_devices_where_only_the_expert_axis_splits():
