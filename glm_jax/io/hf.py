@@ -18,7 +18,7 @@ from safetensors.numpy import save_file
 
 from glm_jax.io import layout
 from glm_jax.io.layout import Entry
-from glm_jax.io.tensors import FLOATS, FP8, INDEX, SCALE, SINGLE, CheckpointError, Tensors, read_json, scale_shape
+from glm_jax.io.tensors import FP8, INDEX, NUMPY, SCALE, SINGLE, CheckpointError, Tensors, read_json, scale_shape
 from glm_jax.model import tree, weights
 from glm_jax.model.config import ModelConfig, from_hf, to_hf
 from glm_jax.model.quantised import BLOCK, Quantised
@@ -218,7 +218,7 @@ def _check(folder: Path, config: ModelConfig, entries: Transformer, tensors: Ten
     problems += [f"unexpected {n} {have[n]}" for n in sorted(ours - want.keys())]
     both = sorted(want.keys() & have.keys())
     problems += [f"misshapen {n}: {have[n]} in the file, {want[n]} by the config" for n in both if have[n] != want[n]]
-    problems += [f"{n} is {dtype[n]}: weights are {', '.join(FLOATS)}" for n in both if dtype[n] not in FLOATS]
+    problems += [f"{n} is {dtype[n]}: weights are {', '.join(NUMPY)}" for n in both if dtype[n] not in NUMPY]
     problems += [f"{n} is {FP8}: only matrices may be" for n in both if dtype[n] == FP8 and len(have[n]) != 2]
     if problems:
         raise CheckpointError(

@@ -15,7 +15,13 @@ from glm_jax.model.quantised import BLOCK
 
 INDEX, SINGLE = "model.safetensors.index.json", "model.safetensors"
 FP8, SCALE = "F8_E4M3", "_scale_inv"  # w = fp8 · scale, one float32 scale per BLOCK x BLOCK
-FLOATS = ("F64", "F32", "F16", "BF16", FP8)
+NUMPY = {  # dtypes of weights
+    "F64": np.float64,
+    "F32": np.float32,
+    "F16": np.float16,
+    "BF16": ml_dtypes.bfloat16,
+    FP8: ml_dtypes.float8_e4m3fn,
+}
 
 
 class CheckpointError(ValueError):
@@ -26,37 +32,35 @@ class Tensors:
     """What the files say of each tensor, and its values on demand; nothing is held in memory between two reads."""
 
     def __init__(self, folder: Path):
-        self._files: dict[str, Path] = {}
+        self._at: dict[str, tuple[Path, int]] = {}  # file, and where in it
         self.shape: dict[str, tuple[int, ...]] = {}
         self.dtype: dict[str, str] = {}
-        self._open = {}
         for path in _files(folder):
-            try:
-                handle = safe_open(path, framework="numpy")
-            except SafetensorError as error:
-                raise CheckpointError(f"{path} is damaged or truncated: {error}") from None
-            for name in handle.keys():
-                part = handle.get_slice(name)
-                self.shape[name], self.dtype[name] = tuple(part.get_shape()), part.get_dtype()
-                self._files[name] = path
-            self._open[path] = handle
+            start, header = _header(path)
+            for name, about in header.items():
+                self.shape[name], self.dtype[name] = tuple(about["shape"]), about["dtype"]
+                self._at[name] = path, start + about["data_offsets"][0]
 
     def get(self, name: str) -> np.ndarray:
         """A tensor in the dtype of its file; FP8 is scaled to float32. Raises CheckpointError for NaN or infinity."""
         if self.dtype[name] == FP8:
             value, scale = self.get_fp8(name)
             return value.astype(np.float32) * scale
-        return self._finite(name, self._open[self._files[name]].get_tensor(name))
+        return self._read(name)
 
     def get_fp8(self, name: str) -> tuple[np.ndarray, np.ndarray]:
         """An FP8 matrix, and its scales spread over its entries. Raises CheckpointError for NaN or infinity."""
         (rows, columns), scale = self.shape[name], self.get(name + SCALE).astype(np.float32)
-        value = self._finite(name, _read_fp8(self._files[name], name, self.shape[name]))
-        return value, np.repeat(np.repeat(scale, BLOCK, axis=0)[:rows], BLOCK, axis=1)[:, :columns]
+        return self._read(name), np.repeat(np.repeat(scale, BLOCK, axis=0)[:rows], BLOCK, axis=1)[:, :columns]
 
-    def _finite(self, name: str, value: np.ndarray) -> np.ndarray:
+    def _read(self, name: str) -> np.ndarray:
+        """Read, not mapped: pages of a mapped file would count as this process's memory for as long as it is open."""
+        path, start = self._at[name]
+        with path.open("rb") as file:
+            file.seek(start)
+            value = np.fromfile(file, NUMPY[self.dtype[name]], math.prod(self.shape[name])).reshape(self.shape[name])
         if not np.isfinite(value).all():
-            raise CheckpointError(f"{self._files[name]}: {name} holds NaN or infinity")
+            raise CheckpointError(f"{path}: {name} holds NaN or infinity")
         return value
 
 
@@ -87,11 +91,15 @@ def _files(folder: Path) -> list[Path]:
     return [folder / name for name in names]
 
 
-def _read_fp8(path: Path, name: str, shape: tuple[int, ...]) -> np.ndarray:
-    """safetensors' own numpy reader knows no FP8: the bytes lie at the offsets that the file's header gives."""
+def _header(path: Path) -> tuple[int, dict[str, dict]]:
+    """Where a file's data begin, and what its header says of each tensor; the library checks that they fit the file."""
+    try:
+        with safe_open(path, framework="numpy"):
+            pass
+    except SafetensorError as error:
+        raise CheckpointError(f"{path} is damaged or truncated: {error}") from None
     with path.open("rb") as file:
         (size,) = struct.unpack("<Q", file.read(8))
-        first, _ = json.loads(file.read(size))[name]["data_offsets"]
-        file.seek(8 + size + first)
-        data = file.read(math.prod(shape))
-    return np.frombuffer(data, ml_dtypes.float8_e4m3fn).reshape(shape)
+        header = json.loads(file.read(size))
+    header.pop("__metadata__", None)
+    return 8 + size, header
