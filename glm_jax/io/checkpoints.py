@@ -21,6 +21,7 @@ logger = logging.getLogger(__name__)
 
 POLICY, CRITIC, HOST = "policy", "critic", "host"
 SEAL = "seal.json"  # commits a step
+UNFINISHED = "it was not finished"
 
 
 class CheckpointError(RuntimeError):
@@ -56,12 +57,12 @@ class Checkpoints:
         _seal(self.folder / str(step))
 
     def newest(self) -> tuple[int, dict] | None:
-        """The newest whole step and its host item; None where there is no checkpoint at all.
+        """The newest whole step and its host item; None where no save was ever finished.
 
         A damaged step is skipped with a warning that names it and moved aside, so that its place is free again. Raises
-        CheckpointError when there are steps but none is whole.
+        CheckpointError when there are steps but none is whole, unless the only one is a first save that was cut off.
         """
-        steps = sorted(self._manager.all_steps(), reverse=True)
+        steps, problem = sorted(self._manager.all_steps(), reverse=True), None
         for step in steps:
             folder = self.folder / str(step)
             problem = damage(folder)
@@ -69,7 +70,7 @@ class Checkpoints:
                 return step, read_host(folder)
             aside = self._set_aside(folder)
             logger.warning("checkpoint %d is damaged (%s): skipped, and moved to %s", step, problem, aside)
-        if steps:
+        if steps and not (len(steps) == 1 and problem == UNFINISHED):
             raise CheckpointError(
                 f"none of the checkpoints {steps} in {self.folder} is whole (see the warnings above). Restore one of "
                 "them, or start anew in an empty --workdir."
@@ -138,7 +139,7 @@ def damage(folder: Path) -> str | None:
     try:
         wanted = json.loads((folder / SEAL).read_text())
     except FileNotFoundError:
-        return "it was not finished"
+        return UNFINISHED
     except (OSError, ValueError):
         return f"{SEAL} cannot be read"
     return _first_problem(folder, wanted, _crc)

@@ -131,6 +131,17 @@ def test_no_whole_step_at_all_is_an_error_and_no_step_is_a_start(folder, tmp_pat
         assert checkpoints.newest() is None
 
 
+def test_a_first_save_that_was_cut_off_is_a_start(tmp_path, caplog):
+    with Checkpoints(tmp_path) as checkpoints:
+        checkpoints.save(2, learner(0), None, {"step": 2})
+    (tmp_path / "2" / SEAL).unlink()
+    with Checkpoints(tmp_path) as checkpoints:
+        assert checkpoints.newest() is None
+        assert "checkpoint 2 is damaged (it was not finished)" in caplog.text
+        checkpoints.save(2, learner(1), None, {"step": 2})
+        assert checkpoints.newest()[0] == 2
+
+
 def test_another_config_is_refused_with_the_keys_that_differ(tmp_path):
     host = {"config": {"rl.steps": 4, "seed": 0, "old": 1}}
     with pytest.raises(CheckpointError) as error:
