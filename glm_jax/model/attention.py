@@ -20,6 +20,7 @@ from glm_jax.model.config import ModelConfig
 from glm_jax.model.indexer import Indexer
 from glm_jax.model.norms import linear, rms_norm, rope, wide
 from glm_jax.model.quantised import dense
+from glm_jax.model.selection import live
 from glm_jax.model.target import on_cpu
 from glm_jax.model.tree import Leaf
 
@@ -143,7 +144,7 @@ def absorbed(
 
 def gathering(gather: Callable[[Int[Array, "B K"]], Float[Array, "B K RP"]]) -> Read:
     """Reads the selected rows of a query, given its `Indices`."""
-    return lambda selection: (gather(selection.index), indexer.live(selection.index, selection.count))
+    return lambda selection: (gather(selection.index), live(selection.index, selection.count))
 
 
 def gather_from(kv: Float[Array, "B T RP"], index: Int[Array, "B K"]) -> Float[Array, "B K RP"]:

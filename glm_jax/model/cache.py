@@ -14,11 +14,11 @@ from glm_jax.model import attention, indexer
 from glm_jax.model.attention import Attention
 from glm_jax.model.config import ModelConfig
 from glm_jax.model.heads import embed
-from glm_jax.model.indexer import Bits, Indices, Selection
 from glm_jax.model.layers import run_layers
 from glm_jax.model.norms import rms_norm, rope_tables
 from glm_jax.model.rows import DENSE_COLUMNS
 from glm_jax.model.schedule import LayerKind
+from glm_jax.model.selection import Bits, Indices, Selection, mask_of, pack
 from glm_jax.model.weights import Transformer
 
 DENSE_DECODE = 2  # decode scores all of DENSE_COLUMNS or less while they are at most so many times the selected ones
@@ -110,7 +110,7 @@ def no_selection(config: ModelConfig, place: Place) -> Selection:
     # Up to here scoring every column costs less than gathering the selected ones.
     dense = DENSE_COLUMNS if queries > 1 else min(DENSE_COLUMNS, DENSE_DECODE * config.index_topk)
     if columns <= max(dense, config.index_topk):
-        return Bits(indexer.pack(place.visible))
+        return Bits(pack(place.visible))
     shape = place.valid.shape
     return Indices(jnp.zeros((*shape, config.index_topk), jnp.int32), jnp.zeros(shape, jnp.int32))
 
@@ -137,7 +137,7 @@ def attend(config: ModelConfig, place: Place, kind: LayerKind, p: Attention, x, 
         read = attention.gathering(partial(place.gather, caches.row, number))
         out, _ = attention.absorbed(p, config, q_nope, q_rope, selection, read)
     else:
-        kv, mask = place.read(caches.row, number), indexer.mask_of(selection, columns)
+        kv, mask = place.read(caches.row, number), mask_of(selection, columns)
         if queries > 1:
             out, _ = attention.expanded(p, config, q_nope, q_rope, kv, mask)
         else:

@@ -15,13 +15,13 @@ import jax.numpy as jnp
 from flax import struct
 from jaxtyping import Array, Float, Int
 
-from glm_jax.model import cache, indexer, rows
+from glm_jax.model import cache, rows
 from glm_jax.model.cache import Caches, CacheState
 from glm_jax.model.config import ModelConfig
 from glm_jax.model.heads import embed, unembed
-from glm_jax.model.indexer import Indices, Selection
 from glm_jax.model.layers import run_layer
 from glm_jax.model.norms import linear, rms_norm
+from glm_jax.model.selection import Indices, Selection, as_indices
 from glm_jax.model.weights import DRAFT_KIND, Transformer
 
 
@@ -67,7 +67,7 @@ def forward(
     output = DraftOutput(unembed(params, m), m)
     if not trace:
         return output
-    chosen = indexer.as_indices(state.selection, tokens.shape[1], config.index_topk)
+    chosen = as_indices(state.selection, tokens.shape[1], config.index_topk)
     return output.replace(routes=jnp.sort(seen[1], axis=-1), selection=chosen)
 
 
@@ -124,11 +124,11 @@ def propose(
     def at_last(a):
         return jnp.take_along_axis(a, last.reshape(-1, *[1] * (a.ndim - 1)), axis=1)
 
-    def as_indices(selection):
-        return Indices(*indexer.as_indices(selection, columns, config.index_topk))
+    def indices_of(selection):
+        return Indices(*as_indices(selection, columns, config.index_topk))
 
     m, caches, selection = extend(params, config, caches, tokens, hidden, start, count, slot)
-    m, chosen = at_last(m), as_indices(jax.tree.map(at_last, selection))
+    m, chosen = at_last(m), indices_of(jax.tree.map(at_last, selection))
     shared = chosen if config.index_share_for_mtp_iteration else None
     one_more = (count > 0).astype(count.dtype)
     logits, used = [unembed(params, m)[:, 0]], [chosen]
@@ -136,7 +136,7 @@ def propose(
     for step in range(1, depth):
         column = start + count + step - 1
         m, caches, selection = extend(params, config, caches, drafted[-1][:, None], m, column, one_more, slot, shared)
-        used.append(as_indices(selection))
+        used.append(indices_of(selection))
         logits.append(unembed(params, m)[:, 0])
         drafted.append(jnp.argmax(logits[-1], axis=-1).astype(jnp.int32))
     selections = [(s.index[:, 0], s.count[:, 0]) for s in used]

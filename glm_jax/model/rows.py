@@ -14,8 +14,8 @@ from glm_jax.model import attention, indexer
 from glm_jax.model.attention import Attention
 from glm_jax.model.chunks import chunked
 from glm_jax.model.config import ModelConfig
-from glm_jax.model.indexer import Bits, Indices, Selection
 from glm_jax.model.norms import rope_tables, wide
+from glm_jax.model.selection import Bits, Indices, Selection, mask_of, pack
 
 DENSE_COLUMNS = 1024  # up to this many keys, dense scores under a mask are faster than gathering the selected ones
 QUERY_CHUNK = 512  # queries whose scores exist at once
@@ -63,7 +63,7 @@ def _no_selection(shape, config: ModelConfig, train_indexer: bool) -> Selection:
     size = (*shape, shape[1] if dense else config.index_topk)
     log_q = jnp.zeros(size, wide(config.dtype)) if train_indexer else None
     if dense:
-        return Bits(indexer.pack(jnp.zeros(size, bool)), log_q)
+        return Bits(pack(jnp.zeros(size, bool)), log_q)
     return Indices(jnp.zeros(size, jnp.int32), jnp.zeros(shape, jnp.int32), log_q)
 
 
@@ -110,7 +110,7 @@ def attend(
             selection = indexer.choose(*q_and_w, keys, mask, config.index_topk, train_indexer, as_bits=dense)
         if dense:
             if sparse:
-                mask = indexer.mask_of(selection, columns)
+                mask = mask_of(selection, columns)
             out, prob = attention.expanded(p, config, q["q_nope"], q["q_rope"], kv, mask)
         else:
             read = attention.gathering(partial(attention.gather_from, kv))

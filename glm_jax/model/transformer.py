@@ -6,7 +6,7 @@ import jax.numpy as jnp
 from flax import struct
 from jaxtyping import Array, Bool, Float, Int
 
-from glm_jax.model import indexer, rows
+from glm_jax.model import rows
 from glm_jax.model.config import ModelConfig
 from glm_jax.model.draft import DraftOutput
 from glm_jax.model.draft import forward as draft_forward
@@ -14,6 +14,7 @@ from glm_jax.model.heads import embed, unembed
 from glm_jax.model.layers import run_layers
 from glm_jax.model.norms import rms_norm
 from glm_jax.model.rows import Carried
+from glm_jax.model.selection import as_indices
 from glm_jax.model.weights import Transformer
 
 
@@ -83,5 +84,5 @@ def forward(
     return output.replace(
         hidden=[x for x, _, _ in traced] + [hidden],
         routes=[jnp.sort(routes, axis=-1) for _, routes, _ in traced if routes is not None],
-        selection=[indexer.as_indices(s, columns, config.index_topk) for _, _, s in traced if s is not None],
+        selection=[as_indices(s, columns, config.index_topk) for _, _, s in traced if s is not None],
     )

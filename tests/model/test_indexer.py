@@ -6,15 +6,15 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from glm_jax.model import indexer
-from glm_jax.model.indexer import Bits
+from glm_jax.model import indexer, selection
+from glm_jax.model.selection import Bits
 
 
 def chosen(score, visible, top_k) -> list[list[int]]:
     """Through the mask, its packing and its indices: all must say the same."""
-    mask = indexer.select(jnp.asarray(score)[None], jnp.asarray(visible)[None], top_k)
-    np.testing.assert_array_equal(indexer.mask_of(Bits(indexer.pack(mask)), mask.shape[-1]), mask)
-    index, count = indexer.indices(mask, top_k)
+    mask = selection.select(jnp.asarray(score)[None], jnp.asarray(visible)[None], top_k)
+    np.testing.assert_array_equal(selection.mask_of(Bits(selection.pack(mask)), mask.shape[-1]), mask)
+    index, count = selection.indices(mask, top_k)
     assert not np.asarray(index)[0][np.arange(index.shape[-1]) >= np.asarray(count)[0][:, None]].any()
     rows = [np.asarray(row)[:n].tolist() for row, n in zip(index[0], count[0], strict=True)]
     assert rows == [np.flatnonzero(row).tolist() for row in mask[0]]
@@ -83,11 +83,11 @@ def test_gradient_of_the_mean_of_kls_is_that_of_the_kl_to_the_mean_attention():
     rng = np.random.default_rng(0)
     index, count = jnp.arange(6)[None, None].repeat(4, 1), jnp.array([[6, 6, 3, 1]])
     attention = distributions(rng, 3, 1, 4, 6)  # of three layers that share the selection
-    attention = jnp.where(indexer.live(index, count), attention, 0)
+    attention = jnp.where(selection.live(index, count), attention, 0)
     attention = attention / attention.sum(-1, keepdims=True)
 
     def loss(score, targets):
-        masked = jnp.where(indexer.live(index, count), score, -jnp.inf)
+        masked = jnp.where(selection.live(index, count), score, -jnp.inf)
         log_q = jax.nn.log_softmax(masked, axis=-1)
         return jnp.mean(jnp.stack([jnp.sum(indexer.kl(log_q, p)) for p in targets]))
 

@@ -99,7 +99,7 @@ def test_every_signature_that_the_program_reaches_tells_the_truth(monkeypatch):
     assert not wrong, "\n".join(dict.fromkeys(wrong))
     assert len(called) > 30
     for reached in (
-        "model.indexer.select",
+        "model.selection.select",
         "model.experts.routed_mlp",
         "rollout.sampling.sample",
         "learn.advantage.gae",

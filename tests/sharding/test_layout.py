@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from jax.sharding import NamedSharding, PartitionSpec
 
-from glm_jax.model import indexer, weights
+from glm_jax.model import selection, weights
 from glm_jax.model.config import glm52_744b
 from glm_jax.model.tree import Leaf
 from glm_jax.sharding import layout
@@ -55,7 +55,7 @@ def test_equal_scores_select_the_same_keys_on_one_and_on_eight_devices(axes):
     score = np.random.default_rng(0).integers(0, 3, (16, 64)).astype(np.float32)
     score[:8] = 0.0
     visible = np.tril(np.ones((64, 64), bool))[-16:]
-    choose = jax.jit(lambda s, v: indexer.indices(indexer.select(s, v, 5), 5))
+    choose = jax.jit(lambda s, v: selection.indices(selection.select(s, v, 5), 5))
     want = choose(score, visible)
     mesh = make_mesh(MeshConfig(fsdp=4, data=2))
     split = jax.device_put((score, visible), NamedSharding(mesh, PartitionSpec(*axes)))
