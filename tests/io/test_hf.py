@@ -204,7 +204,7 @@ def test_the_fp8_release_layout_is_read_and_its_faults_are_named(tmp_path):
 def fp8_folder(path: Path) -> Path:
     """A model with a draft layer whose matrices are FP8 as released: heads and experts end within blocks."""
     shape = dict(hidden_size=160, intermediate_size=200, moe_intermediate_size=136, num_nextn_predict_layers=1)
-    config = three_layers(**shape, kv_lora_rank=144, num_attention_heads=3, qk_nope_head_dim=40)
+    config = three_layers(**shape, kv_lora_rank=144, num_attention_heads=3, qk_nope_head_dim=40, v_head_dim=48)
     glm_jax.save(path, config, random_params(config))
     tensors = load_file(path / WEIGHTS)
     in_fp8(tensors, [n for n, t in tensors.items() if t.ndim == 2 and "embed_tokens" not in n and ".gate." not in n])

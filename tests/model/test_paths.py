@@ -10,8 +10,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from glm_jax.model import attention, indexer, rows, transformer, weights
 from glm_jax.model import cache as caches
-from glm_jax.model import indexer, rows, transformer, weights
 from glm_jax.model.heads import unembed
 from tests.model.tiny import named_leaves, random_params, random_tokens, three_layers, tiny_config
 
@@ -116,3 +116,18 @@ def test_tokens_beyond_count_and_rows_without_any_write_nothing():
     want[0, 2:5], want[2, 7:9] = True, True
     np.testing.assert_array_equal(written, want)
     np.testing.assert_array_equal(np.any(np.asarray(after.index_key) != 7.0, axis=(0, 3)), want)
+
+
+def test_a_query_that_sees_nothing_gets_zeros():
+    config = tiny_config()
+    p = random_params(config).groups[0][0].attn
+    normal = lambda *shape: jnp.asarray(np.random.default_rng(0).standard_normal(shape), jnp.float32)
+    mask = np.arange(5) < np.array([3, 0])[:, None]
+    heads, kv = config.num_attention_heads, normal(1, 5, config.row_dim)
+    q = normal(1, 2, heads, config.qk_nope_head_dim), normal(1, 2, heads, config.qk_rope_head_dim)
+    for out, prob in (
+        attention.expanded(p, config, *q, kv, mask[None]),
+        attention.absorbed(p, config, *q, mask[None], lambda seen: (kv, seen)),
+    ):
+        np.testing.assert_allclose(jnp.sum(prob, -1)[0], [[1, 0]] * heads, atol=1e-6)
+        assert np.abs(out[0, 0]).min() > 0 and not np.asarray(out)[0, 1].any()

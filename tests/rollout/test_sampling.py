@@ -122,3 +122,12 @@ def test_random_numbers_fill_the_unit_interval_evenly():
     assert np.sum((counts - 64) ** 2 / 64) < 110  # χ² with 63 degrees of freedom: 1 in 10⁴ lies beyond 110
     grid = numbers.reshape(64, 64)
     assert abs(np.corrcoef(grid[:, :-1].ravel(), grid[:, 1:].ravel())[0, 1]) < 0.06
+
+
+def test_the_largest_random_number_draws_no_impossible_token():
+    """Sums of the same numbers in another order may differ, and the cumulative sum fall where nothing is added."""
+    logits = np.random.default_rng(4).standard_normal((512, 1000)).astype(np.float32)
+    logits[:, 400:] = -np.inf
+    full = lambda value: jnp.full(len(logits), value, jnp.float32)
+    token, logp = jax.jit(sample)(logits, full(1.0), full(1.0), full(1 - 2.0**-24))
+    assert np.isfinite(logp).all() and (token < 400).all()
