@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import resource
 import sys
 
 import jax
 import numpy as np
 
-from glm_jax.bench.duel import cpu_seconds, serve
+from glm_jax.bench.duel import cpu_seconds, peak_mib, serve
 from glm_jax.bench.shape import FULL, MODEL, SMOKE
 from glm_jax.learn.batch import IDLE, RL, LearnBatch, empty_batch
 from glm_jax.learn.config import LearnConfig
@@ -63,8 +62,7 @@ def main(advantage: str, size: str) -> None:
         state, out = program.round(state, inbox(nothing, batch, RL))
         jax.block_until_ready(out)
         end = cpu_seconds()
-        peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
-        return {"sample": sampled - start, "learn": end - sampled, "total": end - start, "peak_mib": peak}
+        return {"sample": sampled - start, "learn": end - sampled, "total": end - start, "peak_mib": peak_mib()}
 
     iteration()
     serve(iteration)

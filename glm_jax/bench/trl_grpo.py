@@ -5,7 +5,6 @@ Imports nothing of ours but the shape, so it runs in an environment that has tor
 
 from __future__ import annotations
 
-import resource
 import sys
 import tempfile
 
@@ -52,8 +51,14 @@ def main(size: str) -> None:
             # One optimiser step is one iteration: waits for its turn, and tells what the last one took.
             if "start" in marks:
                 total = duel.cpu_seconds() - marks["start"]
-                peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
-                tell({"sample": marks["sample"], "learn": total - marks["sample"], "total": total, "peak_mib": peak})
+                tell(
+                    {
+                        "sample": marks["sample"],
+                        "learn": total - marks["sample"],
+                        "total": total,
+                        "peak_mib": duel.peak_mib(),
+                    }
+                )
             wait()
             marks.update(start=duel.cpu_seconds(), sample=0.0)
             return super().training_step(*args, **kwargs)

@@ -64,9 +64,10 @@ def load(
         shardings = tree.map_leaves(lambda _: first, leaves)
 
     def read(entries: Entry | list[Entry], leaf: tree.Leaf, sharding) -> jax.Array:
-        axis = (entries[0] if isinstance(entries, list) else entries).blocked
+        stack = entries if isinstance(entries, list) else [entries]
+        axis = stack[0].blocked
         wide = axis is None or leaf.dtype is not None  # the embedding is indexed, and the router float32
-        if keep_fp8 and not wide and all(tensors.dtype[name] == FP8 for name in _names(entries)):
+        if keep_fp8 and not wide and all(tensors.dtype[n] == FP8 for entry in stack for n, _ in entry.tensors()):
             return _quantised(tensors, entries, axis, leaf, sharding)
         part = lambda entry, names: entry.join([tensors.get(n) for n in names])
         return _place(leaf, config.dtype, sharding, partial(_fill, part, entries))
@@ -116,13 +117,6 @@ def _fill(part, entries: Entry | list[Entry], out: np.ndarray, index: tuple[slic
             expert[...] = part(entries, names)[index[1:]]
     else:
         out[...] = part(entries, entries.groups[0])[index]
-
-
-def _names(entries: Entry | list[Entry]) -> Iterator[str]:
-    """Of every file tensor that holds a parameter."""
-    for entry in entries if isinstance(entries, list) else [entries]:
-        for group in entry.groups:
-            yield from group
 
 
 def _quantised(tensors: Tensors, entries: Entry | list[Entry], axis: int, leaf: tree.Leaf, sharding) -> Quantised:

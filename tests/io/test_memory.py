@@ -15,7 +15,6 @@ LOAD = """
 import json, re, sys
 import jax
 import glm_jax
-from glm_jax.model import weights
 
 jax.block_until_ready(jax.numpy.zeros(8))
 peak = lambda: int(re.search(r"VmHWM:\\s+(\\d+)", open("/proc/self/status").read())[1]) * 1024
