@@ -19,6 +19,7 @@ from glm_jax.model.norms import rms_norm, rope_tables
 from glm_jax.model.rows import DENSE_COLUMNS
 from glm_jax.model.schedule import LayerKind
 from glm_jax.model.selection import Bits, Indices, Selection, mask_of, pack
+from glm_jax.model.target import on_cpu
 from glm_jax.model.weights import Transformer
 
 DENSE_DECODE = 2  # decode scores all of DENSE_COLUMNS or less while they are at most so many times the selected ones
@@ -69,22 +70,21 @@ class Place(NamedTuple):
     def write(self, cache: Float[Array, "L B T C"], layer, new: Float[Array, "B S C"]) -> Float[Array, "L B T C"]:
         if new.shape[:2] == (1, 1):
             # XLA turns a scatter of one row into a select over the whole cache; this stays one row.
-            at = (layer, self._slots[0], self.target[0, 0], 0)
+            at = (layer, self.slots[0, 0], self.target[0, 0], 0)
             old = jax.lax.dynamic_slice(cache, at, (1, 1, 1, new.shape[-1]))
             inside = self.target[0, 0] < cache.shape[2]
             return jax.lax.dynamic_update_slice(cache, jnp.where(inside, new[None], old), at)
-        return cache.at[layer, self._slots[:, None], self.target].set(new, mode="drop")
+        return cache.at[layer, self.slots, self.target].set(new, mode="drop")
 
     def read(self, cache: Float[Array, "L B T C"], layer, first: int | None = None) -> Float[Array, "B T C"]:
         """The first columns (default: all) of the rows' slots."""
         return cache[layer, :, :first] if self.slot is None else cache[layer, self.slot, :first]
 
-    def gather(self, cache: Float[Array, "L B T C"], layer, index: Int[Array, "B K"]) -> Float[Array, "B K C"]:
-        return cache[layer, self._slots[:, None], index]
-
     @property
-    def _slots(self) -> Int[Array, "B"]:
-        return jnp.arange(self.target.shape[0]) if self.slot is None else self.slot
+    def slots(self) -> Int[Array, "B S"]:
+        """Of every token."""
+        slot = jnp.arange(self.target.shape[0]) if self.slot is None else self.slot
+        return jnp.broadcast_to(slot[:, None], self.target.shape)
 
 
 def place(
@@ -134,8 +134,13 @@ def attend(config: ModelConfig, place: Place, kind: LayerKind, p: Attention, x, 
             index_q, index_w, keys, place.visible, config.index_topk, trained=False, as_bits=as_bits
         )
     if isinstance(selection, Indices):
-        read = attention.gathering(partial(place.gather, caches.row, number))
-        out, _ = attention.absorbed(p, config, q_nope, q_rope, selection, read)
+        gather = lambda slot, index: caches.row[number, slot[:, None], index]
+        read = lambda query: attention.gathering(partial(gather, query[0]))(query[1])
+        # On a CPU the slots of a decode step pass for queries: a few at a time, so that its cache holds their rows.
+        turn = on_cpu() and queries == 1
+        turned = lambda tree: jax.tree.map(lambda a: a.swapaxes(0, 1), tree) if turn else tree
+        q_nope, q_rope, where = turned((q_nope, q_rope, (place.slots, selection)))
+        out = turned(attention.absorbed(p, config, q_nope, q_rope, where, read)[0])
     else:
         kv, mask = place.read(caches.row, number), mask_of(selection, columns)
         if queries > 1:
