@@ -211,7 +211,11 @@ def _emit(ranks, state, powers, index, count):
     ones = jnp.ones((LANES, LANES), jnp.bfloat16)
     up_to = jax.lax.broadcasted_iota(jnp.int32, ones.shape, 0) <= jax.lax.broadcasted_iota(jnp.int32, ones.shape, 1)
     up_to = jnp.where(up_to, 1.0, 0.0).astype(jnp.bfloat16)
-    product = lambda a, b: jnp.dot(a.astype(jnp.bfloat16), b, preferred_element_type=jnp.float32).astype(jnp.int32)
+
+    def product(a, b):
+        """Exact: whole numbers of 8 bits at most in bfloat16, their sums below 2^24."""
+        a, one_pass = a.astype(jnp.bfloat16), jax.lax.Precision.DEFAULT
+        return jnp.dot(a, b, precision=one_pass, preferred_element_type=jnp.float32).astype(jnp.int32)
 
     def chunk(c, before):
         start = pl.multiple_of(c * CHUNK, CHUNK)

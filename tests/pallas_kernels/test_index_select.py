@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -17,8 +16,8 @@ STRICT = pltpu.InterpretParams(detect_races=True, uninitialized_memory="nan")
 def example(seed=0, batch=1, queries=8, heads=4, width=128, keys=300, dtype=jnp.float32, whole=True):
     """Small integers, so that products are exact in every dtype and many scores tie."""
     rng = np.random.default_rng(seed)
-    draw = lambda *shape: jnp.asarray(rng.integers(-2, 3, shape), dtype) if whole else jnp.asarray(
-        rng.standard_normal(shape), dtype
+    draw = lambda *shape: (
+        jnp.asarray(rng.integers(-2, 3, shape), dtype) if whole else jnp.asarray(rng.standard_normal(shape), dtype)
     )
     w = jnp.asarray(rng.integers(-2, 3, (batch, queries, heads)), jnp.float32)
     return draw(batch, queries, heads, width), w, draw(batch, keys, width)
@@ -49,8 +48,8 @@ def check(inputs, first, last, top_k, run):
     np.testing.assert_array_equal(index, want[0])
 
 
-def interpreted(*args):
-    return tpu.index_select(*args, interpret=STRICT)
+def interpreted(q, w, k, first, last, top_k):
+    return tpu.index_select(q, w, k, first, last, min(top_k, k.shape[1]), interpret=STRICT)
 
 
 def xla(*args):
@@ -62,3 +61,51 @@ def xla(*args):
 def test_selects_the_best_visible_keys_and_ties_go_to_the_lower(run, dtype):
     inputs = example(dtype=dtype)
     check(inputs, *causal(1, 8, 300), 64, run)
+
+
+@pytest.mark.parametrize("run", [xla, interpreted])
+@pytest.mark.parametrize(
+    ("queries", "heads", "keys", "top_k"),
+    [(1, 1, 5, 3), (9, 2, 2049, 7), (20, 4, 4100, 300), (3, 128, 130, 130), (17, 3, 200, 2048)],
+)
+def test_shapes_that_fill_no_block(run, queries, heads, keys, top_k):
+    inputs = example(1, queries=queries, heads=heads, keys=keys, whole=False)
+    w = jnp.asarray(np.random.default_rng(2).standard_normal(inputs[1].shape), jnp.float32)
+    q, _, k = inputs
+    last = jnp.broadcast_to(jnp.maximum(keys - jnp.arange(queries) * 3, 0), (1, queries))
+    check((q, w, k), jnp.zeros_like(last), last, top_k, run)
+
+
+@pytest.mark.parametrize("run", [xla, interpreted])
+def test_documents_packed_in_a_row_see_their_own_keys_and_some_queries_see_none(run):
+    rng = np.random.default_rng(3)
+    inputs = example(3, batch=2, queries=16, keys=2300)
+    first = jnp.asarray(rng.integers(0, 2300, (2, 16)), jnp.int32)
+    last = jnp.asarray(np.minimum(first + rng.integers(-2, 400, (2, 16)), 2300), jnp.int32)
+    assert bool((last <= first).any())
+    check(inputs, first, last, 50, run)
+
+
+@pytest.mark.parametrize("run", [xla, interpreted])
+def test_equal_scores_are_the_first_keys(run):
+    q, w, k = example(4, queries=8, keys=2500)
+    index, count = run(jnp.zeros_like(q), w, k, *causal(1, 8, 2500), 100)
+    np.testing.assert_array_equal(index, np.broadcast_to(np.arange(100), (1, 8, 100)))
+    np.testing.assert_array_equal(count, 100)
+
+
+def test_a_shape_that_no_kernel_serves_is_refused_by_name_and_served_by_xla():
+    q, w, k = example(5, width=64)
+    first, last = causal(1, 8, 300)
+    with pytest.raises(NotImplementedError, match="multiple of 128, got 64"):
+        index_select(q, w, k, first, last, 10, backend="tpu")
+    with pytest.raises(NotImplementedError, match="no backend 'gpu'"):
+        index_select(q, w, k, first, last, 10, backend="gpu")
+    check((q, w, k), first, last, 10, index_select)
+
+
+def test_shapes_that_do_not_fit_together_are_named():
+    q, w, k = example(6)
+    first, last = causal(1, 8, 300)
+    with pytest.raises(ValueError, match=r"got w \(1, 8, 3\)"):
+        index_select(q, w[..., :3], k, first, last, 10)

@@ -1,0 +1,77 @@
+"""The shapes that kernels are judged at, GLM-5.2's, and how often each of a kernel's loops runs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+from pallas_kernels.compile.schedule import Loop, runs
+from pallas_kernels.index_select.tpu import CHUNK, TOGETHER, query_block
+
+HEADS, WIDTH, TOP_K = 32, 128, 2048  # of the indexer
+PASSES = 20  # counting passes of a selection that are charged for
+SLOT_LOOPS = 2  # registers of output slots that eight queries touch per chunk of keys
+
+
+class Case(NamedTuple):
+    kernel: str
+    shape: str  # for people
+    multiply_adds: int  # that are useful
+    hbm_bytes: int  # that have to move
+    build: Callable[[], tuple[Callable, Callable, list[tuple[tuple[int, ...], Any]]]]  # kernel, XLA's, arguments
+    times: Callable[[list[Loop]], list[int]]
+    name: str  # of the compiled kernel
+    scoring: int  # how many of its loops, from the first, do the work that has a floor
+
+
+def index_select(queries: int, keys: int) -> Case:
+    """Prefill: a chunk of queries against all keys before it."""
+
+    def build():
+        import jax
+        import jax.numpy as jnp
+
+        from pallas_kernels.index_select import index_select
+
+        def kernel(q, w, k, first, last):
+            return index_select(q, w, k, first, last, TOP_K, backend="tpu")
+
+        def xla(q, w, k, first, last):
+            """The scores alone, which XLA fuses into one loop; a selection would come on top."""
+            dots = jax.nn.relu(jnp.einsum("bsjx,btx->bsjt", q, k, preferred_element_type=jnp.float32))
+            return jnp.einsum("bsjt,bsj->bst", dots, w)
+
+        row = ((1, queries), jnp.int32)
+        q, w = ((1, queries, HEADS, WIDTH), jnp.bfloat16), ((1, queries, HEADS), jnp.float32)
+        return kernel, xla, [q, w, ((1, keys, WIDTH), jnp.bfloat16), row, row]
+
+    # Where one product serves all queries of a block, its loop of one trip is no loop in the schedule.
+    scoring = 1 if query_block(queries, keys) <= TOGETHER else 2
+
+    def times(found: list[Loop]) -> list[int]:
+        """The first loop walks the keys of every block of queries; what follows the scoring runs at the last chunk."""
+        counted, within = [], []
+        for position, (loop, nested) in enumerate(zip(found, runs(found), strict=True)):
+            if position < scoring:
+                counted.append(nested)
+                continue
+            once = nested * CHUNK / keys
+            if loop.depth == 2:
+                within = []
+            within.append(loop)
+            if found.index(within[0]) == scoring and loop.depth > 2:
+                # Threshold: counts what is visible, then bit after bit; ties, beyond these, are not charged for.
+                once *= (1, PASSES, PASSES)[len(within) - 2] if len(within) <= 4 else 0
+            elif loop.trips is None:
+                once *= SLOT_LOOPS
+            counted.append(round(once))
+        return counted
+
+    used = queries * keys * HEADS * WIDTH
+    moved = 2 * (queries * HEADS * WIDTH + keys * WIDTH) + 4 * queries * (HEADS + TOP_K)
+    return Case(
+        "index_select", f"{queries} queries x {keys // 1024}k keys", used, moved, build, times, "index_select", scoring
+    )
+
+
+CASES = {"prefill_128k": index_select(1024, 1 << 17), "prefill_1m": index_select(64, 1 << 20)}
