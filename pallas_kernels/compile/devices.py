@@ -29,6 +29,7 @@ def environment(device: Device, dump: str) -> dict[str, str]:
         "TPU_SKIP_MDS_QUERY": "1",  # no metadata server outside the cloud
         "TPU_ACCELERATOR_TYPE": device.accelerator,
         "TPU_WORKER_HOSTNAMES": "localhost",
+        "ALLOW_MULTIPLE_LIBTPU_LOAD": "true",  # its lock guards a TPU; compiling needs none
         "JAX_ENABLE_COMPILATION_CACHE": "false",  # a cached program leaves no schedule
         "LIBTPU_INIT_ARGS": f"--xla_jf_dump_to={dump} --xla_jf_dump_llo_text=true --xla_mosaic_dump_to={dump}",
     }
