@@ -45,26 +45,21 @@ def index_select(queries: int, keys: int) -> Case:
         q, w = ((1, queries, HEADS, WIDTH), jnp.bfloat16), ((1, queries, HEADS), jnp.float32)
         return kernel, xla, [q, w, ((1, keys, WIDTH), jnp.bfloat16), row, row]
 
-    # Where one product serves all queries of a block, its loop of one trip is no loop in the schedule.
+    # A loop of one trip, where one product serves all queries of a block, is no loop in the schedule.
     scoring = 1 if query_block(queries, keys) <= TOGETHER else 2
 
     def times(found: list[Loop]) -> list[int]:
         """The first loop walks the keys of every block of queries; what follows the scoring runs at the last chunk."""
-        counted, within = [], []
+        # The threshold's loops: eight queries at a time, what is visible, bit after bit; ties are not charged for.
+        charged = [1, 1, PASSES, PASSES, 0, 0, 0][query_block(queries, keys) == 8 :]
+        counted = []
         for position, (loop, nested) in enumerate(zip(found, runs(found), strict=True)):
-            if position < scoring:
+            after = position - scoring
+            if after < 0:
                 counted.append(nested)
                 continue
-            once = nested * CHUNK / keys
-            if loop.depth == 2:
-                within = []
-            within.append(loop)
-            if found.index(within[0]) == scoring and loop.depth > 2:
-                # Threshold: counts what is visible, then bit after bit; ties, beyond these, are not charged for.
-                once *= (1, PASSES, PASSES)[len(within) - 2] if len(within) <= 4 else 0
-            elif loop.trips is None:
-                once *= SLOT_LOOPS
-            counted.append(round(once))
+            slots = SLOT_LOOPS if loop.trips is None else 1
+            counted.append(round(nested * CHUNK / keys * (charged[after] if after < len(charged) else slots)))
         return counted
 
     used = queries * keys * HEADS * WIDTH
