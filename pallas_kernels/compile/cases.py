@@ -14,13 +14,12 @@ SLOT_LOOPS = 2  # registers of output slots that eight queries touch per chunk o
 
 
 class Case(NamedTuple):
-    kernel: str
+    kernel: str  # also its name in the schedule
     shape: str  # for people
     multiply_adds: int  # that are useful
     hbm_bytes: int  # that have to move
     build: Callable[[], tuple[Callable, Callable, list[tuple[tuple[int, ...], Any]]]]  # kernel, XLA's, arguments
     times: Callable[[list[Loop]], list[int]]
-    name: str  # of the compiled kernel
     scoring: int  # how many of its loops, from the first, do the work that has a floor
 
 
@@ -64,9 +63,7 @@ def index_select(queries: int, keys: int) -> Case:
 
     used = queries * keys * HEADS * WIDTH
     moved = 2 * (queries * HEADS * WIDTH + keys * WIDTH) + 4 * queries * (HEADS + TOP_K)
-    return Case(
-        "index_select", f"{queries} queries x {keys // 1024}k keys", used, moved, build, times, "index_select", scoring
-    )
+    return Case("index_select", f"{queries} queries x {keys // 1024}k keys", used, moved, build, times, scoring)
 
 
 CASES = {"prefill_128k": index_select(1024, 1 << 17), "prefill_1m": index_select(64, 1 << 20)}

@@ -41,7 +41,7 @@ def measure(case_name: str, device_name: str) -> dict:
     case, device = CASES[case_name], DEVICES[device_name]
     memory, kernels = compiled(case_name, "kernel", device_name)
     _, by_xla = compiled(case_name, "xla", device_name)
-    loops = next(found for name, found in kernels.items() if name.startswith(case.name))
+    loops = next(found for name, found in kernels.items() if name.startswith(case.kernel))
     times = case.times(loops)
     cycles = schedule.cycles(loops, times)
     scoring = sum(loop.bundles * count for loop, count in list(zip(loops, times, strict=True))[: case.scoring])

@@ -21,11 +21,13 @@ import jax.numpy as jnp
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
+from pallas_kernels.index_select.reference import LOWEST
+from pallas_kernels.index_select.reference import ranks as rank_of
+
 LANES = 128
 WORD = 16  # keys per word: sums of their powers of two stay exact in bfloat16 products with float32 sums
 CHUNK = LANES * WORD  # keys whose words fill one row of lanes
 THRESHOLD, END = range(2)  # of the state: a number per query, repeated over the lanes
-LOWEST = -(2**31)  # the rank of what is not visible
 RANKS_BYTES = 32 << 20  # of VMEM that a block's ranks may take
 TOGETHER = 16  # queries per matrix product: a packed tile of bfloat16
 
@@ -131,10 +133,8 @@ def _score(q, w, k, seen, ranks, step, *, heads, together):
         for head in range(heads):
             dot = jnp.maximum(dots[head * together : (head + 1) * together], 0)
             total = total + dot * weight[:, head : head + 1]
-        raw = jax.lax.bitcast_convert_type(jnp.where(total == 0, 0.0, total), jnp.int32)
-        rank = jnp.where(raw < 0, raw ^ 0x7FFFFFFF, raw)
         visible = (seen[0, rows, 0:1] <= column) & (column < seen[0, rows, 1:2])
-        ranks[rows, pl.ds(pl.multiple_of(step * CHUNK, CHUNK), CHUNK)] = jnp.where(visible, rank, LOWEST)
+        ranks[rows, pl.ds(pl.multiple_of(step * CHUNK, CHUNK), CHUNK)] = jnp.where(visible, rank_of(total), LOWEST)
         return 0
 
     jax.lax.fori_loop(0, block // together, some_queries, 0)
