@@ -9,16 +9,24 @@ class Device(NamedTuple):
     topology: str  # as jax.experimental.topologies spells it
     accelerator: str  # TPU_ACCELERATOR_TYPE
     cores: int
-    multiply_adds: int  # of a core per cycle in bfloat16: matrix units x columns², as in jax's table of TPUs
+    multiply_adds: int  # of a core per cycle in bfloat16: matrix units x columns² x rows that one takes per cycle
     vmem_mib: int  # of a core
-    hbm_gb_s: float  # of the chip
+    hbm_bytes: float  # per cycle, of the memory's share of a core
 
 
+def device(topology: str, accelerator: str, cores: int, matrix: int, vmem_mib: int, tflops: float, gb_s: float):
+    """A chip's peaks per core and cycle, with the clock at which the matrix units reach the TFLOP/s that jax gives."""
+    clock = tflops * 1e12 / (2 * matrix)
+    return Device(topology, accelerator, cores, matrix, vmem_mib, gb_s * 1e9 / clock)
+
+
+# Matrix units, peak and bandwidth of a core as in jax's table of TPUs. From v6e on a matrix unit takes two rows per
+# cycle: the schedule of a plain product shows it, and the clocks come out as published.
 DEVICES = {
-    "v5e": Device("v5e:2x2", "v5litepod-4", 1, 4 * 128**2, 128, 820),
-    "v5p": Device("v5p:2x2x1", "v5p-8", 2, 4 * 128**2, 64, 2460),
-    "v6e": Device("v6e:2x2", "v6e-4", 1, 2 * 256**2, 128, 1640),
-    "tpu7x": Device("tpu7x:2x2x1", "tpu7x-8", 1, 2 * 256**2, 64, 3700),  # jax shows each core as a device
+    "v5e": device("v5e:2x2", "v5litepod-4", 1, 4 * 128**2, 128, 197, 820),
+    "v5p": device("v5p:2x2x1", "v5p-8", 2, 4 * 128**2, 64, 229.5, 1230),
+    "v6e": device("v6e:2x2", "v6e-4", 1, 2 * 256**2 * 2, 128, 920, 1640),
+    "tpu7x": device("tpu7x:2x2x1", "tpu7x-8", 1, 2 * 256**2 * 2, 64, 1155, 3700),  # jax shows each core as a device
 }
 
 

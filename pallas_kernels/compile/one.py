@@ -22,8 +22,8 @@ def main(case_name: str, which: str, device_name: str) -> None:
     kernel, xla, shapes = CASES[case_name].build()
     arguments = [jax.ShapeDtypeStruct(shape, dtype, sharding=on_it) for shape, dtype in shapes]
     compiled = jax.jit(kernel if which == "kernel" else xla).lower(*arguments).compile()
-    memory = compiled.memory_analysis()
-    print(json.dumps({"temp_bytes": memory.temp_size_in_bytes, "output_bytes": memory.output_size_in_bytes}))
+    memory, moved = compiled.memory_analysis(), compiled.cost_analysis()["bytes accessed"]
+    print(json.dumps({"temp_bytes": memory.temp_size_in_bytes, "hbm_bytes": round(moved)}))
 
 
 if __name__ == "__main__":

@@ -37,26 +37,29 @@ def compiled(case_name: str, which: str, device_name: str) -> tuple[dict, dict[s
 
 
 def measure(case_name: str, device_name: str) -> dict:
-    """One row of the table."""
+    """One row of the table. `cost` is cycles plus the bytes that have to move over what HBM moves in a cycle."""
     case, device = CASES[case_name], DEVICES[device_name]
     memory, kernels = compiled(case_name, "kernel", device_name)
-    _, by_xla = compiled(case_name, "xla", device_name)
+    by_xla, xla_kernels = compiled(case_name, "xla", device_name)
     loops = next(found for name, found in kernels.items() if name.startswith(case.kernel))
-    times = case.times(loops)
-    cycles = schedule.cycles(loops, times)
-    scoring = sum(loop.bundles * count for loop, count in list(zip(loops, times, strict=True))[: case.scoring])
+    spent = [loop.bundles * count for loop, count in zip(loops, case.times(loops), strict=True)]
     floor = case.multiply_adds / (device.cores * device.multiply_adds)
+    xla_cycles = sum(schedule.cycles(found, schedule.runs(found)) for found in xla_kernels.values())
+    in_cycles = lambda moved: round(moved / (device.cores * device.hbm_bytes))
     return {
         "name": case.kernel,
         "device": device_name,
         "shape": case.shape,
-        "cycles": cycles,
-        "xla_cycles": sum(schedule.cycles(found, schedule.runs(found)) for found in by_xla.values()),
+        "cycles": sum(spent),
+        "cost": sum(spent) + in_cycles(case.hbm_bytes),
+        "xla_cycles": xla_cycles,
+        "xla_cost": xla_cycles + in_cycles(by_xla["hbm_bytes"]),
         "floor_cycles": round(floor),
-        "matrix_share": round(floor / max(scoring, floor), 3),
-        "selection_share": round((cycles - scoring) / scoring, 3),
+        "hbm_cycles": in_cycles(case.hbm_bytes),
+        **{name: round(share, 3) for name, share in case.shares(floor, spent).items()},
         "spills": sum(loop.issued["SPILL"] + loop.issued["FILL"] for loop in loops),
         "hbm_bytes": case.hbm_bytes,
+        "xla_hbm_bytes": by_xla["hbm_bytes"],
         "temp_bytes": memory["temp_bytes"],
     }
 
@@ -66,16 +69,29 @@ def report(kernels: list[str], devices: list[str]) -> dict:
     return {"libtpu": libtpu(), "kernels": rows}
 
 
+COLUMNS = {
+    "device": "device",
+    "shape": "shape",
+    "cycles": "cycles",
+    "matrix floor": "floor_cycles",
+    "HBM floor": "hbm_cycles",
+    "at": "matrix_share",
+    "selection adds": "selection_share",
+    "with bytes": "cost",
+    "XLA with bytes": "xla_cost",
+    "spills": "spills",
+}
+
+
 def table(found: dict) -> str:
-    """Markdown."""
-    columns = "kernel", "device", "shape", "cycles", "matrix floor", "scoring at", "selection adds"
-    columns += "XLA, scores alone", "spills", "temporary"
-    head = "| " + " | ".join(columns) + " |"
-    lines = [f"libtpu {found['libtpu']}, cycles of one core", "", head, "|" + "---|" * len(columns)]
-    for row in found["kernels"]:
-        lines.append(
-            f"| {row['name']} | {row['device']} | {row['shape']} | {row['cycles']:,} | {row['floor_cycles']:,} "
-            f"| {row['matrix_share']:.0%} | {row['selection_share']:.0%} | {row['xla_cycles']:,} | {row['spills']} "
-            f"| {row['temp_bytes'] / 2**20:.1f} MiB |"
+    """Markdown, one table per kernel with the columns that it has."""
+    lines = [f"libtpu {found['libtpu']}, cycles of one core"]
+    for kernel in dict.fromkeys(row["name"] for row in found["kernels"]):
+        rows = [row for row in found["kernels"] if row["name"] == kernel]
+        columns = {head: key for head, key in COLUMNS.items() if key in rows[0]}
+        lines += ["", f"`{kernel}`", "", "| " + " | ".join(columns) + " |", "|" + "---|" * len(columns)]
+        show = lambda value: (
+            f"{value:.0%}" if isinstance(value, float) else format(value, "," if isinstance(value, int) else "")
         )
+        lines += ["| " + " | ".join(show(row[key]) for key in columns.values()) + " |" for row in rows]
     return "\n".join(lines)

@@ -25,8 +25,8 @@ def test_compiles_at_full_size_without_a_copy_of_the_keys(case, device):
 
 
 @pytest.mark.parametrize("device", ["v5p", "v6e"])
-def test_no_slower_than_recorded_for_this_compiler(device):
-    case = "prefill_128k"
+@pytest.mark.parametrize("case", ["select_prefill_128k"])
+def test_no_slower_than_recorded_for_this_compiler(case, device):
     row = measure(case, device)
     assert row["matrix_share"] <= 1
     if libtpu() == RECORDED["libtpu"]:  # another compiler schedules otherwise
