@@ -4,5 +4,6 @@ from __future__ import annotations
 
 from pallas_kernels.compile.case import Case
 from pallas_kernels.index_select.cases import CASES as INDEX_SELECT
+from pallas_kernels.sparse_mla.cases import CASES as SPARSE_MLA
 
-CASES: dict[str, Case] = {**INDEX_SELECT}
+CASES: dict[str, Case] = {**INDEX_SELECT, **SPARSE_MLA}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 import tempfile
@@ -37,30 +38,35 @@ def compiled(case_name: str, which: str, device_name: str) -> tuple[dict, dict[s
 
 
 def measure(case_name: str, device_name: str) -> dict:
-    """One row of the table. `cost` is cycles plus the bytes that have to move over what HBM moves in a cycle."""
+    """One row of the table. `cost` is cycles plus the bytes that are moved over what HBM moves in a cycle.
+
+    Cycles are those of all loops of the compiled program: the kernel's and what XLA puts around it.
+    """
     case, device = CASES[case_name], DEVICES[device_name]
-    memory, kernels = compiled(case_name, "kernel", device_name)
+    with_kernel, kernels = compiled(case_name, "kernel", device_name)
     by_xla, xla_kernels = compiled(case_name, "xla", device_name)
-    loops = next(found for name, found in kernels.items() if name.startswith(case.kernel))
+    name = next(name for name in kernels if re.fullmatch(case.kernel + r"(\.\d+)?", name))
+    loops = kernels.pop(name)
     spent = [loop.bundles * count for loop, count in zip(loops, case.times(loops), strict=True)]
     floor = case.multiply_adds / (device.cores * device.multiply_adds)
-    xla_cycles = sum(schedule.cycles(found, schedule.runs(found)) for found in xla_kernels.values())
+    total = lambda program: sum(schedule.cycles(found, schedule.runs(found)) for found in program.values())
+    cycles, xla_cycles = sum(spent) + total(kernels), total(xla_kernels)
     in_cycles = lambda moved: round(moved / (device.cores * device.hbm_bytes))
     return {
         "name": case.kernel,
         "device": device_name,
         "shape": case.shape,
-        "cycles": sum(spent),
-        "cost": sum(spent) + in_cycles(case.hbm_bytes),
+        "cycles": cycles,
+        "cost": cycles + in_cycles(with_kernel["hbm_bytes"]),
         "xla_cycles": xla_cycles,
         "xla_cost": xla_cycles + in_cycles(by_xla["hbm_bytes"]),
         "floor_cycles": round(floor),
         "hbm_cycles": in_cycles(case.hbm_bytes),
         **{name: round(share, 3) for name, share in case.shares(floor, spent).items()},
         "spills": sum(loop.issued["SPILL"] + loop.issued["FILL"] for loop in loops),
-        "hbm_bytes": case.hbm_bytes,
+        "hbm_bytes": with_kernel["hbm_bytes"],
         "xla_hbm_bytes": by_xla["hbm_bytes"],
-        "temp_bytes": memory["temp_bytes"],
+        "temp_bytes": with_kernel["temp_bytes"],
     }
 
 

@@ -1,0 +1,116 @@
+"""Attention in the latent space over each query's own selection of tokens, absorbed form (every head reads one row).
+
+    sparse_mla(q_latent, q_rope, latent, rope, index, count, scale) -> out, logsumexp          differentiable
+    sparse_mla_paged(q_latent, q_rope, pages, table, index, count, scale) -> out, logsumexp    a decode step
+
+Token-exact: the rows at `index` and no others are read, in whatever order they come.
+"""
+
+from __future__ import annotations
+
+import functools
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Float, Int, UInt32
+
+from pallas_kernels.backend import choose
+from pallas_kernels.sparse_mla import reference, tpu, tpu_backward
+from pallas_kernels.sparse_mla.rows import pack_rows, unpack
+
+__all__ = ["pack_rows", "sparse_mla", "sparse_mla_paged"]
+
+
+def sparse_mla(
+    q_latent: Float[Array, "B S H C"],
+    q_rope: Float[Array, "B S H R"],
+    latent: Float[Array, "B T C"],
+    rope: Float[Array, "B T R"],
+    index: Int[Array, "B S K"],
+    count: Int[Array, "B S"],
+    scale: float,
+    backend: str | None = None,
+) -> tuple[Float[Array, "B S H C"], Float[Array, "B S H"]]:
+    """out[h] = Σ_i p[h,i] · latent[t_i], p = softmax_i(scale · (q_latent[h] · latent[t_i] + q_rope[h] · rope[t_i])).
+
+    t_i = index[i] for i < count: distinct token numbers, ascending, below T; entries from count on are never read. A
+    query with count 0 gets zeros. Also returns logsumexp float32[B,S,H] of the scaled scores (-inf for count 0). Sums
+    and softmax are float32, whatever the inputs (float64 stays float64); `out` has q's dtype.
+
+    Gradients flow to q_latent, q_rope, latent and rope, from both results; rows are added up in a fixed order, so they
+    are the same bits each time. `backend` is "tpu", "xla", or None for what serves these shapes on the platform at
+    hand. Raises NotImplementedError where a backend that was asked for by name cannot serve them, ValueError for shapes
+    that do not fit together. Source: DeepSeek-V3.2 (arXiv 2512.02556, §2.1), multi-query mode of MLA.
+    """
+    batch, queries, heads, size = q_latent.shape
+    keys = latent.shape[1]
+    _fit("latent", latent, (batch, keys, size))
+    _fit("q_rope", q_rope, (batch, queries, heads, q_rope.shape[-1]))
+    _fit("rope", rope, (batch, keys, q_rope.shape[-1]))
+    _fit("index", index, (batch, queries, index.shape[-1]))
+    _fit("count", count, (batch, queries))
+    return _sparse_mla(q_latent, q_rope, latent, rope, index, count, scale, backend)
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(6, 7))
+def _sparse_mla(q_latent, q_rope, latent, rope, index, count, scale, backend):
+    serve = choose("sparse_mla", {"tpu": tpu.forward, "xla": reference.forward}, backend)
+    return serve(q_latent, q_rope, latent, rope, index, count, scale)
+
+
+def _forward(*args):
+    results = _sparse_mla(*args)
+    return results, (*args[:6], *results)
+
+
+def _backward(scale, backend, kept, cotangents):
+    serve = choose("sparse_mla", {"tpu": tpu_backward.backward, "xla": reference.backward}, backend)
+    return *serve(*kept, *cotangents, scale), None, None
+
+
+_sparse_mla.defvjp(_forward, _backward)
+
+
+def sparse_mla_paged(
+    q_latent: Float[Array, "B S H C"],
+    q_rope: Float[Array, "B S H R"],
+    pages: UInt32[Array, "P page 1 W"],
+    table: Int[Array, "B M"],
+    index: Int[Array, "B S K"],
+    count: Int[Array, "B S"],
+    scale: float,
+    backend: str | None = None,
+) -> tuple[Float[Array, "B S H C"], Float[Array, "B S H"]]:
+    """`sparse_mla` over pages of `pack_rows`: token t of sequence b is row t % page of pages[table[b, t // page]].
+
+    S is one query per sequence, or a few draft rows. Entries of the table that no index reaches are never read.
+    """
+    batch, queries, heads, size = q_latent.shape
+    _fit("q_rope", q_rope, (batch, queries, heads, q_rope.shape[-1]))
+    _fit("table", table, (batch, table.shape[-1]))
+    _fit("index", index, (batch, queries, index.shape[-1]))
+    _fit("count", count, (batch, queries))
+    page = pages.shape[1]
+    number, offset = jnp.divmod(jnp.where(jnp.arange(index.shape[-1]) < count[..., None], index, 0), page)
+    row = jnp.take_along_axis(table, number.reshape(batch, -1), axis=1).reshape(index.shape) * page + offset
+    flat = lambda a: a.reshape(batch * queries, *a.shape[2:])
+    serve = choose("sparse_mla_paged", {"tpu": tpu.attend, "xla": _unpacked}, backend)
+    rows = pages.reshape(-1, *pages.shape[2:])
+    out, logsumexp = serve(flat(q_latent), flat(q_rope), rows, flat(row), flat(count), scale)
+    return out.reshape(q_latent.shape), logsumexp.reshape(batch, queries, heads)
+
+
+def _unpacked(q_latent, q_rope, rows, index, count, scale: float):
+    """XLA's formulation on packed rows: what is selected is gathered, then unpacked."""
+    size = q_latent.shape[-1]
+    keys = unpack(rows[index, 0], q_latent.dtype, size)
+    latent, rope = keys[..., :size], keys[..., size : size + q_rope.shape[-1]]
+    own = jnp.broadcast_to(jnp.arange(index.shape[-1]), index.shape)
+    each = lambda *args: (a[:, None] for a in args)
+    out, logsumexp = reference.forward(*each(q_latent, q_rope), latent, rope, *each(own, count), scale)
+    return out[:, 0], logsumexp[:, 0]
+
+
+def _fit(name: str, array, shape: tuple[int, ...]) -> None:
+    if array.shape != shape:
+        raise ValueError(f"sparse_mla: {name} is {array.shape}, the other arguments want {shape}")

@@ -1,0 +1,176 @@
+"""Mosaic kernel: each query's selected rows come from HBM one by one while the tile before them is attended.
+
+Rows. A copy of one token's row has to be whole lanes of 32-bit words, or XLA copies the whole cache into a layout in
+which it is: `rows.py` packs a token's latent and rope key so.
+
+Time. The scalar unit starts a copy in four cycles, 2048 of them per query; two tiles of rows take turns, so that starts
+and arithmetic share the bundles. Everything else hides behind them.
+"""
+
+from __future__ import annotations
+
+import functools
+
+import jax
+import jax.numpy as jnp
+from jax.experimental import pallas as pl
+from jax.experimental.pallas import tpu as pltpu
+
+from pallas_kernels.sparse_mla.rows import LANES, joined, pack, unpack, words
+
+TILE = 128  # rows attended together
+TOGETHER = 8  # queries per grid step
+PACKED = 512  # rows packed together
+NEVER = -1e30  # below every score, yet finite: a maximum over nothing
+
+
+def forward(q_latent, q_rope, latent, rope, index, count, scale: float, *, tile: int = TILE, interpret=False):
+    """See `pallas_kernels.sparse_mla.reference.forward`."""
+    batch, queries = count.shape
+    rows = packed(latent, rope, interpret=interpret)
+    row = index + (jnp.arange(batch) * rows.shape[1])[:, None, None]
+    flat = lambda a: a.reshape(batch * queries, *a.shape[2:])
+    rows = rows.reshape(-1, *rows.shape[2:])
+    out, logsumexp = attend(
+        *map(flat, (q_latent, q_rope)), rows, flat(row), flat(count), scale, tile=tile, interpret=interpret
+    )
+    return out.reshape(q_latent.shape), logsumexp.reshape(q_latent.shape[:3])
+
+
+def packed(latent, rope, *, split=False, interpret=False):
+    """`pack_rows` [B,T,1,W], in one pass, where XLA takes several; `split`: [B,T·W/128,128], lanes below each other.
+
+    T is filled up to whole blocks.
+    """
+    batch, keys, size = latent.shape
+    width = words(latent.dtype, size, rope.shape[2])
+    block = min(PACKED, -(-keys // 8) * 8)
+    blocks, pieces = -(-keys // block), width // LANES
+
+    def kernel(latent, rope, out):
+        row = pack(latent[0], rope[0])
+        if not split:
+            out[0] = row[:, None]
+        for j in range(pieces if split else 0):
+            out[0, pl.ds(j, block, stride=pieces)] = row[:, j * LANES : (j + 1) * LANES]
+
+    rows = lambda *shape: pl.BlockSpec((1, *shape), lambda b, t: (b, t, *[0] * (len(shape) - 1)))
+    shape = (block * pieces, LANES) if split else (block, 1, width)
+    return pl.pallas_call(
+        kernel,
+        grid=(batch, blocks),
+        in_specs=[rows(block, size), rows(block, rope.shape[2])],
+        out_specs=rows(*shape),
+        out_shape=jax.ShapeDtypeStruct((batch, blocks * shape[0], *shape[1:]), jnp.uint32),
+        compiler_params=pltpu.CompilerParams(dimension_semantics=("parallel", "parallel")),
+        interpret=interpret,
+        name="pack_rows",
+    )(latent, rope)
+
+
+def attend(q_latent, q_rope, rows, index, count, scale: float, *, tile: int = TILE, interpret=False):
+    """Queries [N,H,C] and [N,H,R] against packed rows uint32[P,1,W] at index [N,K] -> out [N,H,C], logsumexp [N,H]."""
+    queries, heads, latent = q_latent.shape
+    q = joined(q_latent, q_rope)
+    width = q.shape[2]
+    pad = lambda a, *sizes: jnp.pad(a, [(0, -n % size) for n, size in zip(a.shape, sizes, strict=True)])
+    q = pad(q, TOGETHER, 16, 1)
+    padded, rows_of_q = q.shape[:2]
+    # Beyond its count a query reads its last row again: what lies at row 0 may be anything, and 0 x NaN is NaN.
+    last = jnp.take_along_axis(index, jnp.maximum(count - 1, 0)[:, None], axis=1)
+    index = jnp.where(jnp.arange(index.shape[1]) < count[:, None], index, jnp.where(count[:, None] > 0, last, 0))
+    index = jnp.pad(index, [(0, padded - queries), (0, -index.shape[1] % (2 * tile))], mode="edge")
+    count = pad(count, TOGETHER)
+    steps, tiles = padded // TOGETHER, index.shape[1] // tile
+    smem = lambda *block: pl.BlockSpec((1, *block), lambda n: (n, *[0] * len(block)), memory_space=pltpu.SMEM)
+    vmem = lambda *block: pl.BlockSpec((TOGETHER, *block), lambda n: (n, *[0] * len(block)))
+    out, logsumexp = pl.pallas_call(
+        functools.partial(_kernel, latent=latent, scale=scale),
+        grid=(steps,),
+        in_specs=[
+            smem(TOGETHER * tiles, tile),
+            smem(1, TOGETHER),
+            vmem(rows_of_q, width),
+            pl.BlockSpec(memory_space=pl.ANY),
+        ],
+        out_specs=[vmem(rows_of_q, latent), vmem(1, LANES)],
+        out_shape=[
+            jax.ShapeDtypeStruct((padded, rows_of_q, latent), q.dtype),
+            jax.ShapeDtypeStruct((padded, 1, LANES), jnp.float32),
+        ],
+        scratch_shapes=[
+            *[pltpu.VMEM((tile, rows.shape[-1]), rows.dtype)] * 2,
+            *[pltpu.SemaphoreType.DMA(())] * 2,
+            *[pltpu.VMEM((rows_of_q, tile), jnp.float32)] * 2,
+            pltpu.VMEM((rows_of_q, latent), jnp.float32),
+        ],
+        # Checking 2048 addresses per query would cost more than the copies: the caller's rows are in range.
+        compiler_params=pltpu.CompilerParams(dimension_semantics=("parallel",), disable_bounds_checks=True),
+        cost_estimate=pl.CostEstimate(
+            flops=2 * padded * rows_of_q * tiles * tile * (width + latent),
+            bytes_accessed=padded
+            * (tiles * tile * rows.shape[2] * 4 + rows_of_q * (width + latent) * q.dtype.itemsize),
+            transcendentals=padded * rows_of_q * tiles * tile,
+        ),
+        interpret=interpret,
+        name="sparse_mla",
+    )(index.reshape(steps, -1, tile), count.reshape(steps, 1, TOGETHER), q, rows)
+    return out[:queries, :heads], logsumexp[:queries, 0, :heads]
+
+
+def _kernel(index, count, q, rows, out, logsumexp, even, odd, even_done, odd_done, top, total, sums, *, latent, scale):
+    size, tiles = index.shape[2], index.shape[1] // TOGETHER
+
+    def start(tile, done, number):
+        for i in range(size):
+            row = index[0, number, i]
+            pltpu.make_async_copy(rows.at[row], tile.at[pl.ds(i, 1)], done).start()
+
+    def wait(tile, done):
+        pltpu.make_async_copy(rows.at[pl.ds(0, size), 0], tile, done).wait()
+
+    def attend_tile(tile, query, first):
+        keys = unpack(tile[...], q.dtype, latent)
+        exact = jax.lax.Precision.HIGHEST if q.dtype == jnp.float32 else jax.lax.Precision.DEFAULT
+        dot = functools.partial(jax.lax.dot_general, precision=exact, preferred_element_type=jnp.float32)
+        score = dot(q[query], keys, (((1,), (1,)), ((), ()))) * scale
+        column = first + jax.lax.broadcasted_iota(jnp.int32, score.shape, 1)
+        score = jnp.where(column < count[0, 0, query], score, NEVER)
+        new_top = jnp.maximum(top[...], jnp.max(score, axis=1, keepdims=True))
+        fade = jnp.exp(top[...] - new_top)
+        weight = jnp.exp(score - new_top)
+        top[...] = new_top
+        total[...] = total[...] * fade + jnp.sum(weight, axis=1, keepdims=True)
+        part = dot(weight.astype(q.dtype), keys[:, :latent], (((1,), (0,)), ((), ())))
+        sums[...] = sums[...] * fade[:, :1] + part
+
+    def one_query(query, _):
+        top[...] = jnp.full_like(top, NEVER)
+        total[...] = jnp.zeros_like(total)
+        sums[...] = jnp.zeros_like(sums)
+        pairs = jnp.maximum(jax.lax.div(count[0, 0, query] + 2 * size - 1, 2 * size), 1)
+
+        def two_tiles(pair, _):
+            tile = query * tiles + 2 * pair
+            wait(even, even_done)
+            start(odd, odd_done, tile + 1)
+            attend_tile(even, query, 2 * pair * size)
+            wait(odd, odd_done)
+            # The next query's first tile follows a query's last; after the last query one is read that nobody wants.
+            following = jnp.where(pair + 1 < pairs, tile + 2, jnp.minimum(query + 1, TOGETHER - 1) * tiles)
+            start(even, even_done, following)
+            attend_tile(odd, query, (2 * pair + 1) * size)
+            return 0
+
+        jax.lax.fori_loop(0, pairs, two_tiles, 0)
+        some = count[0, 0, query] > 0
+        out[query] = jnp.where(some, sums[...] / total[:, :1], 0).astype(out.dtype)
+        each = jnp.where(some, top[:, :1] + jnp.log(total[:, :1]), -jnp.inf)
+        head = jax.lax.broadcasted_iota(jnp.int32, (len(each), LANES), 0)
+        lane = jax.lax.broadcasted_iota(jnp.int32, (len(each), LANES), 1)
+        logsumexp[query] = jnp.sum(jnp.where(head == lane, each, 0), axis=0, keepdims=True)
+        return 0
+
+    start(even, even_done, 0)
+    jax.lax.fori_loop(0, TOGETHER, one_query, 0)
+    wait(even, even_done)

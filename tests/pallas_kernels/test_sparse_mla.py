@@ -1,0 +1,198 @@
+"""Sparse MLA: the reference against a loop over queries in float64, the TPU kernels interpreted against the same."""
+
+from __future__ import annotations
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.experimental.pallas import tpu as pltpu
+
+from pallas_kernels.sparse_mla import pack_rows, reference, sparse_mla, sparse_mla_paged, tpu, tpu_backward
+from pallas_kernels.sparse_mla.rows import unpack
+
+pytestmark = pytest.mark.kernels
+STRICT = pltpu.InterpretParams(detect_races=True, uninitialized_memory="nan")
+SCALE = 0.11
+LATENT, ROPE = 256, 64
+
+
+def example(seed=0, batch=2, queries=5, heads=4, keys=300, top_k=40, dtype=jnp.float32, counts=None):
+    """Queries [B,S,H,C+R], rows [B,T,C+R], an ascending selection without repetition, counts up to top_k."""
+    rng = np.random.default_rng(seed)
+    draw = lambda *shape: jnp.asarray(rng.standard_normal(shape) / 4, dtype)
+    index = np.zeros((batch, queries, top_k), np.int32)
+    count = (
+        rng.integers(1, top_k + 1, (batch, queries)) if counts is None else np.broadcast_to(counts, (batch, queries))
+    )
+    for b, s in np.ndindex(batch, queries):
+        index[b, s, : count[b, s]] = np.sort(rng.choice(keys, count[b, s], replace=False))
+    q, rows = draw(batch, queries, heads, LATENT + ROPE), draw(batch, keys, LATENT + ROPE)
+    return q, rows, jnp.asarray(index), jnp.asarray(count, jnp.int32)
+
+
+def naive(q, rows, index, count):
+    """The formula, query by query."""
+    q, rows = np.asarray(q, np.float64), np.asarray(rows, np.float64)
+    out, logsumexp = np.zeros((*q.shape[:3], LATENT)), np.full(q.shape[:3], -np.inf)
+    for b, s in np.ndindex(*count.shape):
+        if count[b, s]:
+            keys = rows[b, np.asarray(index[b, s, : count[b, s]])]
+            score = SCALE * q[b, s] @ keys.T
+            logsumexp[b, s] = np.log(np.exp(score).sum(axis=-1))
+            out[b, s] = np.exp(score - logsumexp[b, s][:, None]) @ keys[:, :LATENT]
+    return out, logsumexp
+
+
+def parts(a):
+    return a[..., :LATENT], a[..., LATENT:]
+
+
+def interpreted(q, rows, index, count, tile=16):
+    return tpu.forward(*parts(q), *parts(rows), index, count, SCALE, tile=tile, interpret=STRICT)
+
+
+def xla(q, rows, index, count):
+    return sparse_mla(*parts(q), *parts(rows), index, count, SCALE, backend="xla")
+
+
+def check(inputs, run):
+    """float32 to 1e-5; bfloat16 to what rounding weights and results to 8 bits leaves: 2^-7."""
+    tolerance = 2e-5 if inputs[0].dtype == jnp.float32 else 2**-7
+    for found, wanted in zip(run(*inputs), naive(*inputs), strict=True):
+        np.testing.assert_allclose(np.asarray(found, np.float64), wanted, atol=tolerance, rtol=tolerance)
+
+
+@pytest.mark.parametrize("run", [xla, interpreted])
+@pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16])
+def test_attends_what_is_selected(run, dtype):
+    check(example(dtype=dtype), run)
+
+
+@pytest.mark.parametrize("run", [xla, interpreted])
+@pytest.mark.parametrize(("queries", "heads", "keys", "top_k"), [(1, 1, 3, 3), (9, 17, 90, 70), (2, 128, 40, 33)])
+def test_shapes_that_fill_no_block(run, queries, heads, keys, top_k):
+    check(example(1, batch=1, queries=queries, heads=heads, keys=keys, top_k=top_k), run)
+
+
+def test_the_tile_of_a_tpu():
+    inputs = example(1, batch=1, queries=2, heads=2, keys=700, top_k=300, counts=[300, 129])
+    check(inputs, functools.partial(interpreted, tile=tpu.TILE))
+
+
+@pytest.mark.parametrize("run", [xla, interpreted])
+def test_what_is_not_selected_is_never_read(run):
+    counts = np.array([[0, 1, 16, 17, 32], [33, 40, 0, 5, 31]])
+    q, rows, index, count = example(2, keys=60, counts=counts)
+    index = jnp.where(jnp.arange(40) < count[..., None], jnp.maximum(index, 1), 0)  # 0 stands beyond every count
+    read = np.zeros((2, 60), bool)
+    for b, s in np.ndindex(2, 5):
+        read[b, index[b, s, : count[b, s]]] = True
+    assert not read.all()
+    poisoned = jnp.where(read[..., None], rows, jnp.nan)
+    for found, wanted in zip(run(q, poisoned, index, count), naive(q, poisoned, index, count), strict=True):
+        np.testing.assert_allclose(found, wanted, atol=2e-5, rtol=2e-5)
+
+
+@pytest.mark.parametrize("backend", ["xla", "tpu"])
+def test_pages_in_any_order_are_the_rows_in_theirs(backend, monkeypatch):
+    """Four draft rows of two sequences; the table's unused entries point nowhere."""
+    monkeypatch.setattr(tpu, "attend", functools.partial(tpu.attend, tile=16, interpret=STRICT))
+    rng = np.random.default_rng(3)
+    q, rows, index, count = example(3, queries=4, keys=96, counts=[7, 40, 0, 25])
+    table = rng.permutation(12).reshape(2, 6)
+    pages = jnp.full((12, 16, 1, LATENT + 128), 0xFFFFFFFF, jnp.uint32)
+    pages = pages.at[table].set(pack_rows(*parts(rows)).reshape(2, 6, 16, 1, -1))
+    table = jnp.asarray(np.pad(table, [(0, 0), (0, 2)], constant_values=2**30))
+    found = sparse_mla_paged(*parts(q), pages, table, index, count, SCALE, backend=backend)
+    for got, wanted in zip(found, naive(q, rows, index, count), strict=True):
+        np.testing.assert_allclose(got, wanted, atol=2e-5, rtol=2e-5)
+
+
+@pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16])
+def test_a_packed_row_holds_every_bit(dtype):
+    _, rows, _, _ = example(4, dtype=dtype)
+    packed = pack_rows(*parts(rows))
+    np.testing.assert_array_equal(tpu.packed(*parts(rows), interpret=STRICT)[:, :300], packed)
+    assert packed.shape == (2, 300, 1, (LATENT if dtype == jnp.float32 else LATENT // 2) + 128)
+    found = unpack(packed[..., 0, :], dtype, LATENT)
+    np.testing.assert_array_equal(found[..., : LATENT + ROPE], rows)
+    np.testing.assert_array_equal(found[..., LATENT + ROPE :], 0)
+
+
+def test_gradients_are_those_of_finite_differences():
+    """In float64, along random directions, of both results; with an empty query and a row that no query selects."""
+    with jax.enable_x64(True):
+        q, rows, index, count = example(5, keys=30, top_k=12, dtype=jnp.float64, counts=[0, 1, 12, 5, 3])
+        pull = jnp.asarray(np.random.default_rng(6).standard_normal((2, 5, 4, LATENT)))
+
+        def value(q, rows):
+            out, logsumexp = sparse_mla(*parts(q), *parts(rows), index, count, SCALE)
+            return jnp.sum(out * pull) + jnp.sum(jnp.sin(jnp.where(count[..., None] > 0, logsumexp, 0)))
+
+        gradients = jax.grad(value, (0, 1))(q, rows)
+        rng = np.random.default_rng(7)
+        for _ in range(3):
+            along = [jnp.asarray(rng.standard_normal(a.shape)) for a in (q, rows)]
+            step = 1e-6
+            ahead, behind = (value(q + e * along[0], rows + e * along[1]) for e in (step, -step))
+            slope = sum(jnp.vdot(g, d) for g, d in zip(gradients, along, strict=True))
+            np.testing.assert_allclose((ahead - behind) / (2 * step), slope, rtol=1e-6)
+
+
+def pulled_back(inputs, seed=0):
+    """Cotangents of both results, and those of q and rows by the reference in float64."""
+    rng = np.random.default_rng(seed)
+    q, rows, index, count = inputs
+    d_out = jnp.asarray(rng.standard_normal((*q.shape[:3], LATENT)), q.dtype)
+    d_logsumexp = jnp.where(count[..., None] > 0, jnp.asarray(rng.standard_normal(q.shape[:3]), jnp.float32), 0)
+    with jax.enable_x64(True):
+        double = lambda a: a.astype(jnp.float64)
+        exact = *parts(double(q)), *parts(double(rows)), index, count
+        results = reference.forward(*exact, SCALE)
+        wanted = reference.backward(*exact, *results, double(d_out), double(d_logsumexp), SCALE)
+    return (results[0].astype(q.dtype), results[1].astype(jnp.float32)), (d_out, d_logsumexp), wanted
+
+
+def backward_interpreted(inputs, results, cotangents, tile=16, chunk=32):
+    q, rows, index, count = inputs
+    sizes = {"tile": tile, "chunk": chunk, "interpret": STRICT}
+    return tpu_backward.backward(*parts(q), *parts(rows), index, count, *results, *cotangents, SCALE, **sizes)
+
+
+@pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16])
+@pytest.mark.parametrize(
+    ("queries", "heads", "keys", "top_k", "counts"),
+    [(3, 4, 70, 40, None), (1, 1, 3, 3, None), (10, 17, 40, 18, [0, 1, 16, 17, 18] * 2), (1, 128, 40, 33, None)],
+)
+def test_backward_kernel_pulls_back_as_the_formula(dtype, queries, heads, keys, top_k, counts):
+    """Of the largest entry float32 leaves 1e-5; bfloat16, which rounds p and ds as well, 2^-6."""
+    inputs = example(
+        9, batch=1 + (queries < 9), queries=queries, heads=heads, keys=keys, top_k=top_k, dtype=dtype, counts=counts
+    )
+    results, cotangents, wanted = pulled_back(inputs)
+    tolerance = 1e-5 if dtype == jnp.float32 else 2**-6
+    for found, exact in zip(backward_interpreted(inputs, results, cotangents), wanted, strict=True):
+        assert found.shape == exact.shape
+        np.testing.assert_allclose(np.asarray(found, np.float64), exact, atol=tolerance * np.abs(exact).max())
+
+
+def test_cotangents_do_not_depend_on_the_chunks_nor_change_between_runs():
+    inputs = example(10, batch=1, queries=4, keys=70)
+    results, cotangents, _ = pulled_back(inputs)
+    first, again, whole = (backward_interpreted(inputs, results, cotangents, chunk=n) for n in (32, 32, 8192))
+    for a, b, c in zip(first, again, whole, strict=True):
+        np.testing.assert_array_equal(a, b)
+        np.testing.assert_allclose(a, c, atol=2e-5)
+
+
+def test_shapes_that_do_not_fit_are_named():
+    q, rows, index, count = example(8)
+    with pytest.raises(ValueError, match=r"count is \(2, 4\)"):
+        sparse_mla(*parts(q), *parts(rows), index, count[:, :4], SCALE)
+    narrow = q[..., :100], q[..., -ROPE:], rows[..., :100], rows[..., -ROPE:]
+    with pytest.raises(NotImplementedError, match="multiple of 128.*got 100"):
+        sparse_mla(*narrow, index, count, SCALE, backend="tpu")
+    sparse_mla(*narrow, index, count, SCALE)
