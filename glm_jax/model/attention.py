@@ -121,7 +121,7 @@ def absorbed(
     the selected ones alone, at a cost independent of T (`gathering`), or all of them under a mask.
     """
     rank = config.kv_lora_rank
-    q = jnp.concatenate([jnp.einsum("bshn,hrn->bshr", q_nope, dense(p.k_b, q_nope.dtype)), q_rope], axis=-1)
+    q = jnp.concatenate([into_latent(p, q_nope), q_rope], axis=-1)
 
     def one_query(args):
         q_BxHxR, query = args
@@ -139,7 +139,17 @@ def absorbed(
         at_once = max(1, GATHERED // q.shape[0])
         out, prob = jax.lax.map(jax.checkpoint(one_query), query_first, batch_size=at_once)
         out, prob = out.swapaxes(0, 1), jnp.moveaxis(prob, 0, 2)
-    return jnp.einsum("bshr,hru->bshu", out, dense(p.v_b, out.dtype)), prob
+    return out_of_latent(p, out), prob
+
+
+def into_latent(p: Attention, q_nope: Float[Array, "B S H N"]) -> Float[Array, "B S H R"]:
+    """Queries that score latents as they are."""
+    return jnp.einsum("bshn,hrn->bshr", q_nope, dense(p.k_b, q_nope.dtype))
+
+
+def out_of_latent(p: Attention, x: Float[Array, "B S H R"]) -> Float[Array, "B S H U"]:
+    """Values of what heads attended in the latent space."""
+    return jnp.einsum("bshr,hru->bshu", x, dense(p.v_b, x.dtype))
 
 
 def gathering(gather: Callable[[Int[Array, "B K"]], Float[Array, "B K RP"]]) -> Read:

@@ -56,7 +56,7 @@ def forward(
 
     Depth d + 1 is the same call with depth d's `hidden` and the tokens one further.
     """
-    view = rows.look(document_ids, config)
+    view = rows.look(document_ids, config, rows.by_kernels(tokens.shape[1], config, trace))
     selecting = tokens.shape[1] > config.index_topk or trace
     state = rows.nothing_carried(tokens.shape, config, selecting, train_indexer=False)
 

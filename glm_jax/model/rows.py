@@ -10,7 +10,7 @@ import jax.numpy as jnp
 from flax import struct
 from jaxtyping import Array, Bool, Float, Int
 
-from glm_jax.model import attention, indexer
+from glm_jax.model import attention, indexer, kernels
 from glm_jax.model.attention import Attention
 from glm_jax.model.chunks import chunked
 from glm_jax.model.config import ModelConfig
@@ -25,17 +25,20 @@ class Visibility(NamedTuple):
     """Who sees whom in a batch of rows, and where each token stands in its document."""
 
     document: Int[Array, "B S"]
+    first: Int[Array, "B S"]  # the column at which a token's document begins, where documents stand in one piece
     cos: Array
     sin: Array
+    kernels: bool  # attention goes by the Pallas kernels; they want documents in one piece
 
     @property
     def valid(self) -> Bool[Array, "B S"]:
         return self.document > 0
 
 
-def look(document_ids: Int[Array, "B S"], config: ModelConfig) -> Visibility:
-    cos, sin = rope_tables(positions(document_ids), config.qk_rope_head_dim, config.rope_theta, jnp.dtype(config.dtype))
-    return Visibility(document_ids, cos, sin)
+def look(document_ids: Int[Array, "B S"], config: ModelConfig, by_kernels: bool = False) -> Visibility:
+    position = positions(document_ids)
+    cos, sin = rope_tables(position, config.qk_rope_head_dim, config.rope_theta, jnp.dtype(config.dtype))
+    return Visibility(document_ids, jnp.arange(position.shape[1]) - position, cos, sin, by_kernels)
 
 
 @struct.dataclass
@@ -55,6 +58,11 @@ def nothing_carried(shape: tuple[int, int], config: ModelConfig, selecting: bool
 
 def _dense(columns: int, config: ModelConfig) -> bool:
     return columns <= max(DENSE_COLUMNS, config.index_topk)
+
+
+def by_kernels(columns: int, config: ModelConfig, trace: bool, train_indexer: bool = False) -> bool:
+    """Whether the kernels can give what is asked for: neither a trace nor probabilities."""
+    return kernels.wanted() and not _dense(columns, config) and not trace and not train_indexer
 
 
 def _no_selection(shape, config: ModelConfig, train_indexer: bool) -> Selection:
@@ -101,6 +109,16 @@ def attend(
         index_k = indexer.keys(p.indexer, x_in, view.cos, view.sin)
     elif state.selection is not None:
         per_query["selection"] = state.selection
+    if view.kernels:
+        selection = state.selection
+        if compute:
+            last = jnp.where(view.valid, per_query["column"] + 1, 0)
+            index_q, index_w = per_query["index_q"], per_query["index_w"]
+            selection = Indices(*kernels.select(index_q, index_w, index_k, view.first, last, config.index_topk))
+        latent, k_rope = jnp.split(kv, [config.kv_lora_rank], axis=-1)
+        queries = attention.into_latent(p, q_nope), q_rope
+        out = kernels.attend(*queries, latent, k_rope, selection.index, selection.count, config.softmax_scale)
+        return attention.output(p, attention.out_of_latent(p, out)), state.replace(selection=selection)
 
     def chunk(q):
         mask = attention.visible(q["document"], view.document, q["column"][0])

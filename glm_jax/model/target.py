@@ -5,21 +5,36 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
+from typing import NamedTuple
 
 import jax
+from jax.sharding import Mesh
 
-_target: ContextVar[str | None] = ContextVar("target", default=None)
+
+class Target(NamedTuple):
+    platform: str  # "tpu", "gpu", "cpu"
+    kernels: bool = True  # whether Pallas kernels may serve; a count of the program's operations sees XLA's alone
+    mesh: Mesh | None = None  # that batch rows and heads are split over, by these axes
+    rows: tuple[str, ...] = ()
+    heads: tuple[str, ...] = ()
+
+
+_target: ContextVar[Target | None] = ContextVar("target", default=None)
+
+
+def target() -> Target:
+    return _target.get() or Target(jax.default_backend())
 
 
 def on_cpu() -> bool:
     """Whether to trace the formulations that a CPU runs fastest."""
-    return (_target.get() or jax.default_backend()) == "cpu"
+    return target().platform == "cpu"
 
 
 @contextmanager
-def tracing_for(platform: str) -> Iterator[None]:
-    """Traces as on `platform` ("tpu", "gpu", "cpu"). What jit has traced before and kept is not traced again."""
-    token = _target.set(platform)
+def tracing_for(platform: str, **how) -> Iterator[None]:
+    """Traces as on `platform`; `how` are fields of Target. What jit has traced before and kept is not traced again."""
+    token = _target.set(Target(platform, **how))
     try:
         yield
     finally:

@@ -38,7 +38,12 @@ def hidden_states(
     train_indexer: bool = False,
 ) -> tuple[Float[Array, "B S D"], Carried, list]:
     """The states after the final norm, with what was carried and, if asked, the trace."""
-    view = rows.look(document_ids, config)
+    by_kernels = rows.by_kernels(tokens.shape[1], config, trace, train_indexer)
+    if by_kernels:
+        # Documents in one piece, padding last: the identity for packed rows.
+        order = jnp.argsort(jnp.where(document_ids > 0, document_ids, jnp.iinfo(jnp.int32).max), axis=1, stable=True)
+        tokens, document_ids = (jnp.take_along_axis(a, order, axis=1) for a in (tokens, document_ids))
+    view = rows.look(document_ids, config, by_kernels)
     x = embed(params, tokens, view.valid, config.dtype)
     selecting = tokens.shape[1] > config.index_topk or trace or train_indexer
     state = rows.nothing_carried(tokens.shape, config, selecting, train_indexer)
@@ -47,7 +52,10 @@ def hidden_states(
         return rows.attend(p, config, x, view, state, numbers[0], kind.full and selecting, train_indexer)
 
     x, state, traced = run_layers(params, config, x, view.valid, state, attend, trace)
-    return rms_norm(x, params.norm, config.rms_norm_eps), state, traced
+    x = rms_norm(x, params.norm, config.rms_norm_eps)
+    if by_kernels:
+        x = jnp.take_along_axis(x, jnp.argsort(order, axis=1)[..., None], axis=1)
+    return x, state, traced
 
 
 def as_documents(document_ids: Int[Array, "B S"] | Bool[Array, "B S"] | None, tokens) -> Int[Array, "B S"]:

@@ -104,7 +104,10 @@ def build(
     to_state = partial(jax.jit, donate_argnums=0, out_shardings=shardings)
 
     def rounds(learns: bool):
-        run = lambda state, inbox: run_round(state, inbox, setup, rollout, mesh, learns)
+        def run(state, inbox):
+            with layout.tracing_for(mesh):
+                return run_round(state, inbox, setup, rollout, mesh, learns)
+
         return jax.jit(run, donate_argnums=0, out_shardings=(shardings, layout.replicated(mesh)))
 
     return Program(

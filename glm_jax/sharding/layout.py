@@ -7,7 +7,7 @@ from typing import Any
 import jax
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from glm_jax.model import tree
+from glm_jax.model import target, tree
 from glm_jax.sharding.mesh import LayoutError
 
 Rules = dict[str, str | tuple[str, ...] | None]
@@ -57,6 +57,12 @@ def shardings(leaves: Any, rules: Rules, mesh: Mesh) -> Any:
 def rows(mesh: Mesh, dimension: int = 0) -> NamedSharding:
     """Arrays whose `dimension` are slots or batch rows."""
     return NamedSharding(mesh, PartitionSpec(*[None] * dimension, ROWS))
+
+
+def tracing_for(mesh: Mesh):
+    """Traces the model for the mesh's devices, batch rows and heads divided among them."""
+    heads = LEARN["head"]
+    return target.tracing_for(mesh.devices.flat[0].platform, mesh=mesh, rows=ROWS, heads=(heads,))
 
 
 def replicated(mesh: Mesh) -> NamedSharding:

@@ -11,12 +11,11 @@ from __future__ import annotations
 import functools
 
 import jax
-import jax.numpy as jnp
 from jaxtyping import Array, Float, Int, UInt32
 
 from pallas_kernels.backend import choose
 from pallas_kernels.sparse_mla import reference, tpu, tpu_backward
-from pallas_kernels.sparse_mla.rows import pack_rows, unpack
+from pallas_kernels.sparse_mla.rows import pack_rows
 
 __all__ = ["pack_rows", "sparse_mla", "sparse_mla_paged"]
 
@@ -91,24 +90,10 @@ def sparse_mla_paged(
     _fit("index", index, (batch, queries, index.shape[-1]))
     _fit("count", count, (batch, queries))
     page = pages.shape[1]
-    number, offset = jnp.divmod(jnp.where(jnp.arange(index.shape[-1]) < count[..., None], index, 0), page)
-    row = jnp.take_along_axis(table, number.reshape(batch, -1), axis=1).reshape(index.shape) * page + offset
-    flat = lambda a: a.reshape(batch * queries, *a.shape[2:])
-    serve = choose("sparse_mla_paged", {"tpu": tpu.attend, "xla": _unpacked}, backend)
-    rows = pages.reshape(-1, *pages.shape[2:])
-    out, logsumexp = serve(flat(q_latent), flat(q_rope), rows, flat(row), flat(count), scale)
-    return out.reshape(q_latent.shape), logsumexp.reshape(batch, queries, heads)
-
-
-def _unpacked(q_latent, q_rope, rows, index, count, scale: float):
-    """XLA's formulation on packed rows: what is selected is gathered, then unpacked."""
-    size = q_latent.shape[-1]
-    keys = unpack(rows[index, 0], q_latent.dtype, size)
-    latent, rope = keys[..., :size], keys[..., size : size + q_rope.shape[-1]]
-    own = jnp.broadcast_to(jnp.arange(index.shape[-1]), index.shape)
-    each = lambda *args: (a[:, None] for a in args)
-    out, logsumexp = reference.forward(*each(q_latent, q_rope), latent, rope, *each(own, count), scale)
-    return out[:, 0], logsumexp[:, 0]
+    if page & (page - 1):
+        raise ValueError(f"sparse_mla_paged: a page holds a power of two of tokens, got {page}")
+    serve = choose("sparse_mla_paged", {"tpu": tpu.paged, "xla": reference.paged}, backend)
+    return serve(q_latent, q_rope, pages, table, index, count, scale)
 
 
 def _fit(name: str, array, shape: tuple[int, ...]) -> None:

@@ -8,6 +8,8 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
+from pallas_kernels.sparse_mla.rows import unpack
+
 GATHERED = 1 << 26  # values of gathered rows that exist at once
 
 
@@ -55,3 +57,19 @@ def backward(q_latent, q_rope, latent, rope, index, count, out, logsumexp, d_out
     """Cotangents of the first four, by differentiating `forward`; `out` and `logsumexp` are not needed."""
     _, pull = jax.vjp(lambda *args: forward(*args, index, count, scale), q_latent, q_rope, latent, rope)
     return pull((d_out, d_logsumexp))
+
+
+def paged(q_latent, q_rope, pages, table, index, count, scale: float):
+    """See `pallas_kernels.sparse_mla.sparse_mla_paged`: what is selected is gathered, then unpacked."""
+    batch, queries, heads, size = q_latent.shape
+    number, offset = jnp.divmod(jnp.where(jnp.arange(index.shape[-1]) < count[..., None], index, 0), pages.shape[1])
+    page = jnp.take_along_axis(table, number.reshape(batch, -1), axis=1).reshape(index.shape)
+    keys = unpack(pages[page, offset, 0], q_latent.dtype, size)
+    # Each query as a batch entry of its own, all of whose rows are selected.
+    own = jnp.broadcast_to(jnp.arange(index.shape[-1]), index.shape)
+    alone = lambda a: a.reshape(batch * queries, 1, *a.shape[2:])
+    rows = lambda a: alone(a)[:, 0]
+    latent, rope = keys[..., :size], keys[..., size : size + q_rope.shape[-1]]
+    inputs = alone(q_latent), alone(q_rope), rows(latent), rows(rope), alone(own), alone(count)
+    out, logsumexp = forward(*inputs, scale)
+    return out.reshape(q_latent.shape), logsumexp.reshape(batch, queries, heads)

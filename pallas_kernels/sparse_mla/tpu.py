@@ -37,6 +37,56 @@ def forward(q_latent, q_rope, latent, rope, index, count, scale: float, *, tile:
     return out.reshape(q_latent.shape), logsumexp.reshape(q_latent.shape[:3])
 
 
+def paged(q_latent, q_rope, pages, table, index, count, scale: float, *, tile: int = TILE, interpret=False):
+    """See `pallas_kernels.sparse_mla.sparse_mla_paged`."""
+    batch, queries = count.shape
+    flat = lambda a: a.reshape(batch * queries, *a.shape[2:])
+    of_query = jnp.repeat(table, queries, axis=0)
+    row = physical(flat(index), of_query, pages.shape[1], interpret=interpret)
+    rows = pages.reshape(-1, *pages.shape[2:])
+    inputs = flat(q_latent), flat(q_rope), rows, row, flat(count)
+    out, logsumexp = attend(*inputs, scale, tile=tile, interpret=interpret)
+    return out.reshape(q_latent.shape), logsumexp.reshape(q_latent.shape[:3])
+
+
+def physical(index, table, page: int, *, interpret=False):
+    """Rows in the pool of the tokens at index [N,K] of the sequences whose pages are table [N,M].
+
+    XLA looks the pages up one by one, at as many cycles as their rows' copies take; here 8 x 128 gathers are one
+    instruction, within a register of 128 pages.
+    """
+    (queries, top_k), pages = index.shape, table.shape[1]
+    fill = lambda a: jnp.pad(a, [(0, -queries % TOGETHER), (0, -a.shape[1] % LANES)])
+    index, table = fill(index), fill(table)
+    bits = page.bit_length() - 1
+
+    def kernel(index, table, out):
+        def some(c, _):
+            at = pl.ds(pl.multiple_of(c * LANES, LANES), LANES)
+            token = index[:, at]
+            number, found = token >> bits, jnp.zeros_like(token)
+            for first in range(0, pages, LANES):
+                here = table[:, first : first + LANES]
+                looked_up = jnp.take_along_axis(here, number & (LANES - 1), axis=1, mode="promise_in_bounds")
+                found = jnp.where(number >> 7 == first >> 7, looked_up, found)
+            out[:, at] = (found << bits) + (token & (page - 1))
+            return 0
+
+        jax.lax.fori_loop(0, index.shape[1] // LANES, some, 0)
+
+    block = lambda a: pl.BlockSpec((TOGETHER, a.shape[1]), lambda n: (n, 0))
+    return pl.pallas_call(
+        kernel,
+        grid=(len(index) // TOGETHER,),
+        in_specs=[block(index), block(table)],
+        out_specs=block(index),
+        out_shape=jax.ShapeDtypeStruct(index.shape, jnp.int32),
+        compiler_params=pltpu.CompilerParams(dimension_semantics=("parallel",)),
+        interpret=interpret,
+        name="physical_rows",
+    )(index, table)[:queries, :top_k]
+
+
 def packed(latent, rope, *, split=False, interpret=False):
     """`pack_rows` [B,T,1,W], in one pass, where XLA takes several; `split`: [B,T·W/128,128], lanes below each other.
 

@@ -99,7 +99,7 @@ def test_what_is_not_selected_is_never_read(run):
 @pytest.mark.parametrize("backend", ["xla", "tpu"])
 def test_pages_in_any_order_are_the_rows_in_theirs(backend, monkeypatch):
     """Four draft rows of two sequences; the table's unused entries point nowhere."""
-    monkeypatch.setattr(tpu, "attend", functools.partial(tpu.attend, tile=16, interpret=STRICT))
+    monkeypatch.setattr(tpu, "paged", functools.partial(tpu.paged, tile=16, interpret=STRICT))
     rng = np.random.default_rng(3)
     q, rows, index, count = example(3, queries=4, keys=96, counts=[7, 40, 0, 25])
     table = rng.permutation(12).reshape(2, 6)

@@ -1,0 +1,83 @@
+"""The Pallas kernels as the model calls them: for the target platform, each device on its part of the mesh."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import jax
+from jax.sharding import PartitionSpec
+from jaxtyping import Array, Float, Int
+
+from glm_jax.model.target import on_cpu, target
+from pallas_kernels.index_select import index_select
+from pallas_kernels.sparse_mla import sparse_mla
+
+
+def wanted() -> bool:
+    """Whether attention goes by the kernels: everywhere but on a CPU, which has formulations of its own."""
+    return not on_cpu() and target().kernels
+
+
+def select(
+    q: Float[Array, "B S J X"],
+    w: Float[Array, "B S J"],
+    k: Float[Array, "B T X"],
+    first: Int[Array, "B S"],
+    last: Int[Array, "B S"],
+    top_k: int,
+) -> tuple[Int[Array, "B S K"], Int[Array, "B S"]]:
+    """See `pallas_kernels.index_select`. Queries are divided among the devices that split the heads elsewhere."""
+    queries = "heads" if q.shape[1] % _ways(target().heads) == 0 else None
+    per_query = ("rows", queries)
+    run = lambda *args, backend: index_select(*args, top_k, backend=backend)
+    return _serve(run, (q, w, k, first, last), [per_query, per_query, ("rows",), per_query, per_query], [per_query] * 2)
+
+
+def attend(
+    q_latent: Float[Array, "B S H C"],
+    q_rope: Float[Array, "B S H R"],
+    latent: Float[Array, "B T C"],
+    rope: Float[Array, "B T R"],
+    index: Int[Array, "B S K"],
+    count: Int[Array, "B S"],
+    scale: float,
+) -> Float[Array, "B S H C"]:
+    """See `pallas_kernels.sparse_mla`."""
+    heads, row = ("rows", None, "heads"), ("rows",)
+    run = lambda *args, backend: sparse_mla(*args, scale, backend=backend)
+    return _serve(run, (q_latent, q_rope, latent, rope, index, count), [heads, heads, row, row, row, row], [heads] * 2)[
+        0
+    ]
+
+
+def _serve(run: Callable, arguments: tuple, split: list[tuple], split_results: list[tuple]):
+    """`run` by the platform's kernel, by XLA where it has none for these shapes; on each device's part of the mesh.
+
+    `split` says which dimensions are divided as batch rows or heads are.
+    """
+    where = target()
+
+    def on_one_device(*arguments):
+        try:
+            return run(*arguments, backend=where.platform)
+        except NotImplementedError:
+            return run(*arguments, backend="xla")
+
+    if where.mesh is None or where.mesh.size == 1:
+        return on_one_device(*arguments)
+    axes = {"rows": where.rows, "heads": where.heads, None: None}
+    spec = lambda dimensions: PartitionSpec(*(axes[d] for d in dimensions))
+    return jax.shard_map(
+        on_one_device,
+        mesh=where.mesh,
+        in_specs=tuple(map(spec, split)),
+        out_specs=tuple(map(spec, split_results)),
+        check_vma=False,  # a kernel's results do not say over which axes they vary
+    )(*arguments)
+
+
+def _ways(axes: tuple[str, ...]) -> int:
+    mesh, ways = target().mesh, 1
+    for axis in axes if mesh is not None else ():
+        ways *= mesh.shape[axis]
+    return ways

@@ -1,0 +1,95 @@
+"""Attention by the Pallas kernels gives what attention on a CPU gives, and divides over a mesh."""
+
+from __future__ import annotations
+
+from functools import partial
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.experimental.pallas import tpu as pltpu
+from jax.sharding import Mesh
+
+import glm_jax
+from glm_jax.model import kernels, rows
+from glm_jax.model.target import tracing_for
+from glm_jax.model.transformer import hidden_states
+from glm_jax.sharding import layout
+from pallas_kernels.sparse_mla import tpu, tpu_backward
+from tests.model.tiny import random_params, random_tokens, two_layers
+
+CONFIG = two_layers()
+# Two documents, the second one interrupted, with padding between and behind.
+DOCUMENTS = jnp.array([[1] * 9 + [0] * 2 + [2] * 4 + [1] * 3 + [2] * 6, [3] * 23 + [0]])
+
+
+@pytest.fixture(autouse=True)
+def short_rows_are_sparse(monkeypatch):
+    monkeypatch.setattr(rows, "DENSE_COLUMNS", 4)
+
+
+def loss_and_gradient(config, params, tokens, platform, documents=DOCUMENTS, **how):
+    def loss(params):
+        hidden, _, _ = hidden_states(params, config, tokens, documents)
+        return jnp.sum(jnp.where(documents[..., None] > 0, jnp.sin(hidden), 0.0))
+
+    with tracing_for(platform, **how):
+        return jax.jit(jax.value_and_grad(loss))(params)
+
+
+def assert_close(found, wanted):
+    for a, b in zip(jax.tree.leaves(found), jax.tree.leaves(wanted), strict=True):
+        np.testing.assert_allclose(a, b, atol=2e-5 * max(1, np.abs(b).max()))
+
+
+@pytest.fixture
+def calls(monkeypatch):
+    """How often attention went by the kernels."""
+    counted = []
+    attend = kernels.attend
+    monkeypatch.setattr(kernels, "attend", lambda *args: counted.append(1) or attend(*args))
+    return counted
+
+
+def test_loss_and_gradient_are_those_of_a_cpu(calls):
+    params, tokens = random_params(CONFIG), random_tokens(CONFIG, *DOCUMENTS.shape)
+    wanted = loss_and_gradient(CONFIG, params, tokens, "cpu")
+    assert not calls
+    assert_close(loss_and_gradient(CONFIG, params, tokens, "gpu"), wanted)
+    assert calls
+
+
+@pytest.mark.scale
+def test_every_device_of_a_mesh_attends_its_rows_and_heads(calls):
+    params, tokens = random_params(CONFIG), random_tokens(CONFIG, *DOCUMENTS.shape)
+    wanted = loss_and_gradient(CONFIG, params, tokens, "cpu")
+    mesh = Mesh(np.array(jax.devices()[:4]).reshape(2, 1, 1, 2), (*layout.ROWS, "tensor"))
+    how = {"mesh": mesh, "rows": layout.ROWS, "heads": ("tensor",)}
+    assert_close(loss_and_gradient(CONFIG, params, jax.device_put(tokens, layout.rows(mesh)), "gpu", **how), wanted)
+    assert calls
+
+
+@pytest.mark.kernels
+def test_a_trace_still_tells_every_selection():
+    params, tokens = random_params(CONFIG), random_tokens(CONFIG, *DOCUMENTS.shape)
+    traces = []
+    for platform in ("cpu", "gpu"):
+        with tracing_for(platform):
+            traces.append(glm_jax.forward(params, CONFIG, tokens, DOCUMENTS, trace=True).selection)
+    for found, wanted in zip(*traces, strict=True):
+        for a, b in zip(found, wanted, strict=True):
+            np.testing.assert_array_equal(a, b)
+
+
+@pytest.mark.kernels
+def test_the_tpu_kernels_in_the_model(monkeypatch):
+    """Widths that they serve, interpreted, in tiles of 16 rows."""
+    for module, name in ((tpu, "forward"), (tpu_backward, "backward")):
+        monkeypatch.setattr(module, name, partial(getattr(module, name), tile=16))
+    config = two_layers(kv_lora_rank=128, index_head_dim=128)
+    documents = DOCUMENTS[:1]
+    params, tokens = random_params(config), random_tokens(config, *documents.shape)
+    wanted = loss_and_gradient(config, params, tokens, "cpu", documents)
+    with pltpu.force_tpu_interpret_mode(pltpu.InterpretParams(uninitialized_memory="nan")):
+        assert_close(loss_and_gradient(config, params, tokens, "tpu", documents), wanted)
