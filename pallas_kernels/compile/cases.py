@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pallas_kernels.compile.case import Case
 from pallas_kernels.index_select.cases import CASES as INDEX_SELECT
+from pallas_kernels.quantize.cases import CASES as QUANTIZE
 from pallas_kernels.sparse_mla.cases import CASES as SPARSE_MLA
 
-CASES: dict[str, Case] = {**INDEX_SELECT, **SPARSE_MLA}
+CASES: dict[str, Case] = {**INDEX_SELECT, **QUANTIZE, **SPARSE_MLA}
