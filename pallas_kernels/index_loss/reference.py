@@ -1,0 +1,176 @@
+"""XLA's formulation: a block of queries at a time, forward and backward, with its own gradient rule."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Bool, Float
+
+PRODUCTS = 1 << 22  # (query, head, key) triples that exist at once
+
+
+@partial(jax.custom_vjp, nondiff_argnums=(6,))
+def index_loss(q, w, k, a, c, lse, scale: float, first, last) -> Float[Array, "B S"]:
+    """See `pallas_kernels.index_loss.index_loss`."""
+    return _forward(_visible(k, c), (q, w, a, lse, first, last), k.shape[1], scale)[0]
+
+
+@partial(jax.custom_vjp, nondiff_argnums=(6,))
+def sparse_index_loss(q, w, k, a, c, lse, scale: float, index, count) -> Float[Array, "B S"]:
+    """See `pallas_kernels.index_loss.sparse_index_loss`."""
+    return _forward(_selected(k, c), (q, w, a, lse, index, count), index.shape[2], scale)[0]
+
+
+def _visible(k, c) -> Callable:
+    """The keys of a block of queries: all, of which each query sees a stretch."""
+
+    def keys_of(first, last):
+        column = jnp.arange(k.shape[1])
+        return k, c, (first[..., None] <= column) & (column < last[..., None])
+
+    return keys_of
+
+
+def _selected(k, c) -> Callable:
+    """The keys of a block of queries: every query has its own."""
+
+    def keys_of(index, count):
+        rows = jax.vmap(lambda table, index: table[index])
+        return rows(k, index), rows(c, index), jnp.arange(index.shape[-1]) < count[..., None]
+
+    return keys_of
+
+
+def _add_all(dk, gradient, rows, first, last):
+    """Adds to dk what a block's keys get from its queries: G[s,j,t] times rows[s,j]."""
+    return dk + jnp.einsum("bsjt,bsjx->btx", gradient, rows)
+
+
+def _add_selected(dk, gradient, rows, index, count):
+    """One query after the other: its keys differ from each other, so no platform adds two rows to one at a time."""
+
+    def add(dk, one):
+        rows, index = one
+        return jax.vmap(lambda dk, i, row: dk.at[i].add(row))(dk, index, rows), None
+
+    own = jnp.einsum("bsjt,bsjx->bstx", gradient, rows)
+    # What was not selected repeats a key, with zeros: adding those is as good as not adding them.
+    return jax.lax.scan(add, dk, (own.swapaxes(0, 1), index.swapaxes(0, 1)))[0]
+
+
+def _forward(keys_of, per_query, keys: int, scale):
+    """Loss, logsumexp of I and Σ_t of the target's unnormalised p, of each query."""
+
+    def block(x):
+        q, w, a, lse, *which = x
+        k, c, seen = keys_of(*which)
+        score = _scores(_products(q, k), w)
+        return terms(score, _target(a, c, lse, scale, seen), seen)
+
+    split, join = _blocks(per_query, keys)
+    return jax.tree.map(join, jax.lax.map(block, split))
+
+
+def _backward(keys_of, add, k, per_query, keys: int, scale, lse_i, mass, cotangent):
+    """dq, dw, dk. Every block adds to dk in turn, so that its sums are the same from run to run."""
+
+    def block(dk, x):
+        q, w, a, lse, *which, lse_i, mass, cotangent = x
+        own, c, seen = keys_of(*which)
+        dots = _products(q, own)
+        p = _target(a, c, lse, scale, seen)
+        di = score_gradient(_scores(dots, w), p, seen, lse_i, mass, cotangent)
+        gradient = jnp.where(dots > 0, di[:, :, None], 0)  # by the sum over heads of what each weight multiplies
+        q, w, own = (finite(x).astype(gradient.dtype) for x in (q, w, own))
+        u = jnp.einsum(f"bsjt,{_axes(own)}->bsjx", gradient, own)
+        return add(dk, gradient, w[..., None] * q, *which), (w[..., None] * u, jnp.sum(q * u, axis=-1))
+
+    split, join = _blocks((*per_query, lse_i, mass, cotangent), keys)
+    dk, rest = jax.lax.scan(block, jnp.zeros(k.shape, cotangent.dtype), split)
+    return *map(join, rest), dk
+
+
+def _rule(loss: Callable, keys_of: Callable, add: Callable, width: Callable) -> None:
+    """Gives a loss its gradient: by q, w and k alone."""
+
+    def forward(q, w, k, a, c, lse, scale, *which):
+        value, *kept = _forward(keys_of(k, c), (q, w, a, lse, *which), width(k, which), scale)
+        return value, (q, w, k, a, c, lse, which, kept)
+
+    def backward(scale, saved, cotangent):
+        q, w, k, a, c, lse, which, kept = saved
+        found = _backward(keys_of(k, c), add, k, (q, w, a, lse, *which), width(k, which), scale, *kept, cotangent)
+        return *(d.astype(x.dtype) for d, x in zip(found, (q, w, k), strict=True)), *[None] * (3 + len(which))
+
+    loss.defvjp(forward, backward)
+
+
+_rule(index_loss, _visible, _add_all, lambda k, which: k.shape[1])
+_rule(sparse_index_loss, _selected, _add_selected, lambda k, which: which[0].shape[2])
+
+
+def terms(score: Float[Array, "*B T"], p: Float[Array, "*B T"], seen: Bool[Array, "*B T"]):
+    """Loss, logsumexp of the scores, and Σ_t p, where p is not normalised yet and 0 beyond what is seen."""
+    mass = jnp.sum(p, axis=-1)
+    top = jnp.max(jnp.where(seen, score, -jnp.inf), axis=-1, keepdims=True)
+    top = jnp.where(jnp.any(seen, axis=-1, keepdims=True), top, 0)
+    total = jnp.sum(jnp.where(seen, jnp.exp(score - top), 0), axis=-1)
+    lse_i = top[..., 0] + jnp.log(jnp.where(total > 0, total, 1))
+    cross = jnp.sum(jnp.where(seen, p * score, 0), axis=-1)
+    own = jnp.sum(jnp.where(p > 0, p * jnp.log(jnp.where(p > 0, p, 1)), 0), axis=-1)
+    return kl(own, cross, mass, lse_i), lse_i, mass
+
+
+def kl(own, cross, mass, lse_i):
+    """Σ p̂ log p̂ - p̂ · (I - lse_i) for p̂ = p / mass, from own = Σ p log p and cross = Σ p · I; 0 without mass."""
+    safe = jnp.where(mass == 0, 1, mass)
+    return jnp.where(mass == 0, 0, (own - cross) / safe - jnp.log(safe) + lse_i)
+
+
+def score_gradient(score, p, seen, lse_i, mass, cotangent):
+    """cotangent · (softmax(I) - p̂), 0 beyond what is seen."""
+    scaled = p / jnp.where(mass == 0, 1, mass)[..., None]
+    di = cotangent[..., None] * (jnp.exp(score - lse_i[..., None]) - scaled)
+    return jnp.where(seen & (mass != 0)[..., None], di, 0)
+
+
+def finite(x):
+    """What is not finite is nobody's key or query, or made its loss NaN; a product would spread it."""
+    return jnp.where(jnp.isfinite(x), x, 0)
+
+
+def _products(rows, keys) -> Float[Array, "B S H T"]:
+    wide = jnp.promote_types(rows.dtype, jnp.float32)
+    return jnp.einsum(f"bsjx,{_axes(keys)}->bsjt", rows, keys, preferred_element_type=wide)
+
+
+def _scores(dots, w):
+    return jnp.einsum("bsjt,bsj->bst", jax.nn.relu(dots), w.astype(dots.dtype))
+
+
+def _target(a, c, lse, scale, seen):
+    """Σ_h exp(scale · a_h · c - lse_h), 0 beyond what is seen."""
+    dots = _products(a, c)
+    return jnp.where(seen, jnp.sum(jnp.exp(scale * dots - lse.astype(dots.dtype)[..., None]), axis=2), 0)
+
+
+def _axes(keys) -> str:
+    return "btx" if keys.ndim == 3 else "bstx"
+
+
+def _blocks(per_query, keys: int) -> tuple[tuple[Array, ...], Callable]:
+    """The queries cut into blocks, those added at the end see nothing, and how to join what blocks gave."""
+    q, _, a = per_query[:3]
+    batch, queries = q.shape[:2]
+    size = max(1, min(queries, PRODUCTS // (batch * keys * max(q.shape[2], a.shape[2]))))
+    blocks = -(-queries // size)
+
+    def split(x):
+        x = jnp.pad(x, [(0, 0), (0, blocks * size - queries)] + [(0, 0)] * (x.ndim - 2))
+        return x.reshape(batch, blocks, size, *x.shape[2:]).swapaxes(0, 1)
+
+    join = lambda x: x.swapaxes(0, 1).reshape(batch, blocks * size, *x.shape[3:])[:, :queries]
+    return tuple(map(split, per_query)), join
