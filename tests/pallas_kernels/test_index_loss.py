@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from functools import partial
-
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -65,7 +63,7 @@ def value_and_gradients(run, inputs, lse, first, last, weight):
         losses = run(q, w, k, a, c, lse, SCALE, first, last)
         return jnp.sum(jnp.where(weight != 0, weight * losses, 0)), losses
 
-    (_, losses), gradients = jax.value_and_grad(total, argnums=(0, 1, 2), has_aux=True)(q, w, k)
+    (_, losses), gradients = jax.jit(jax.value_and_grad(total, argnums=(0, 1, 2), has_aux=True))(q, w, k)
     return losses, gradients
 
 
@@ -91,7 +89,11 @@ def xla(*args):
     return index_loss(*args, backend="xla")
 
 
-RUNS = [xla]
+def interpreted(*args):
+    return tpu.index_loss(*args, STRICT)
+
+
+RUNS = [xla, interpreted]
 
 
 @pytest.fixture(autouse=True)
@@ -148,9 +150,9 @@ def test_an_error_that_the_heads_logsumexps_share_changes_nothing(run):
 
 @pytest.mark.parametrize("run", RUNS)
 def test_an_indexer_that_scores_as_attention_looks_has_no_loss_and_no_gradient(run):
-    """One attention head whose logits are the one index head's scores: softmax(I) = p."""
-    q, w, k, _, _ = example(6, heads=1, attention=1)
-    q, k, w = abs(q), abs(k), jnp.full_like(w, SCALE)
+    """All heads are one, of index and of attention, and their products positive: softmax(I) = p."""
+    q, w, k, _, _ = example(6)
+    q, k, w = jnp.broadcast_to(abs(q[:, :, :1]), q.shape), abs(k), jnp.full_like(w, SCALE / 8)
     first, last = causal(1, 12, 40)
     lse = jnp.asarray(lse_of(q, k, stretch(first, last, 40)), jnp.float32)
     losses, gradients = value_and_gradients(run, (q, w, k, q, k), lse, first, last, jnp.ones((1, 12)))
