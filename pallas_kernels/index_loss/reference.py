@@ -9,19 +9,19 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float
 
-PRODUCTS = 1 << 22  # (query, head, key) triples that exist at once
+ENTRIES = 1 << 22  # of products per head, or of gathered keys, that exist at once
 
 
 @partial(jax.custom_vjp, nondiff_argnums=(6,))
 def index_loss(q, w, k, a, c, lse, scale: float, first, last) -> Float[Array, "B S"]:
     """See `pallas_kernels.index_loss.index_loss`."""
-    return _forward(_visible(k, c), (q, w, a, lse, first, last), k.shape[1], scale)[0]
+    return _forward(_visible(k, c), (q, w, a, lse, first, last), scale)[0]
 
 
 @partial(jax.custom_vjp, nondiff_argnums=(6,))
 def sparse_index_loss(q, w, k, a, c, lse, scale: float, index, count) -> Float[Array, "B S"]:
     """See `pallas_kernels.index_loss.sparse_index_loss`."""
-    return _forward(_selected(k, c), (q, w, a, lse, index, count), index.shape[2], scale)[0]
+    return _forward(_selected(k, c), (q, w, a, lse, index, count), scale)[0]
 
 
 def _visible(k, c) -> Callable:
@@ -61,24 +61,24 @@ def _add_selected(dk, gradient, rows, index, count):
     return jax.lax.scan(add, dk, (own.swapaxes(0, 1), index.swapaxes(0, 1)))[0]
 
 
-def _forward(keys_of, per_query, keys: int, scale):
+def _forward(keys_of, per_query, scale):
     """Loss, logsumexp of I and Σ_t of the target's unnormalised p, of each query."""
 
-    def block(x):
-        q, w, a, lse, *which = x
+    def block(number):
+        q, w, a, lse, *which = take(number)
         k, c, seen = keys_of(*which)
         score = _scores(_products(q, k), w)
         return terms(score, _target(a, c, lse, scale, seen), seen)
 
-    split, join = _blocks(per_query, keys)
-    return jax.tree.map(join, jax.lax.map(block, split))
+    numbers, take, join = _blocks(keys_of, per_query)
+    return jax.tree.map(join, jax.lax.map(block, numbers))
 
 
-def _backward(keys_of, add, k, per_query, keys: int, scale, lse_i, mass, cotangent):
+def _backward(keys_of, add, k, per_query, scale, lse_i, mass, cotangent):
     """dq, dw, dk. Every block adds to dk in turn, so that its sums are the same from run to run."""
 
-    def block(dk, x):
-        q, w, a, lse, *which, lse_i, mass, cotangent = x
+    def block(dk, number):
+        q, w, a, lse, *which, lse_i, mass, cotangent = take(number)
         own, c, seen = keys_of(*which)
         dots = _products(q, own)
         p = _target(a, c, lse, scale, seen)
@@ -88,28 +88,28 @@ def _backward(keys_of, add, k, per_query, keys: int, scale, lse_i, mass, cotange
         u = jnp.einsum(f"bsjt,{_axes(own)}->bsjx", gradient, own)
         return add(dk, gradient, w[..., None] * q, *which), (w[..., None] * u, jnp.sum(q * u, axis=-1))
 
-    split, join = _blocks((*per_query, lse_i, mass, cotangent), keys)
-    dk, rest = jax.lax.scan(block, jnp.zeros(k.shape, cotangent.dtype), split)
+    numbers, take, join = _blocks(keys_of, (*per_query, lse_i, mass, cotangent))
+    dk, rest = jax.lax.scan(block, jnp.zeros(k.shape, cotangent.dtype), numbers)
     return *map(join, rest), dk
 
 
-def _rule(loss: Callable, keys_of: Callable, add: Callable, width: Callable) -> None:
+def _rule(loss: Callable, keys_of: Callable, add: Callable) -> None:
     """Gives a loss its gradient: by q, w and k alone."""
 
     def forward(q, w, k, a, c, lse, scale, *which):
-        value, *kept = _forward(keys_of(k, c), (q, w, a, lse, *which), width(k, which), scale)
+        value, *kept = _forward(keys_of(k, c), (q, w, a, lse, *which), scale)
         return value, (q, w, k, a, c, lse, which, kept)
 
     def backward(scale, saved, cotangent):
         q, w, k, a, c, lse, which, kept = saved
-        found = _backward(keys_of(k, c), add, k, (q, w, a, lse, *which), width(k, which), scale, *kept, cotangent)
+        found = _backward(keys_of(k, c), add, k, (q, w, a, lse, *which), scale, *kept, cotangent)
         return *(d.astype(x.dtype) for d, x in zip(found, (q, w, k), strict=True)), *[None] * (3 + len(which))
 
     loss.defvjp(forward, backward)
 
 
-_rule(index_loss, _visible, _add_all, lambda k, which: k.shape[1])
-_rule(sparse_index_loss, _selected, _add_selected, lambda k, which: which[0].shape[2])
+_rule(index_loss, _visible, _add_all)
+_rule(sparse_index_loss, _selected, _add_selected)
 
 
 def terms(score: Float[Array, "*B T"], p: Float[Array, "*B T"], seen: Bool[Array, "*B T"]):
@@ -161,16 +161,19 @@ def _axes(keys) -> str:
     return "btx" if keys.ndim == 3 else "bstx"
 
 
-def _blocks(per_query, keys: int) -> tuple[tuple[Array, ...], Callable]:
-    """The queries cut into blocks, those added at the end see nothing, and how to join what blocks gave."""
+def _blocks(keys_of, per_query) -> tuple[Array, Callable, Callable]:
+    """Numbers of the blocks of queries, how to take one, and how to join what blocks gave.
+
+    Blocks are powers of two, as numbers of queries mostly are: otherwise all are padded with queries that see nothing.
+    """
     q, _, a = per_query[:3]
     batch, queries = q.shape[:2]
-    size = max(1, min(queries, PRODUCTS // (batch * keys * max(q.shape[2], a.shape[2]))))
-    blocks = -(-queries // size)
-
-    def split(x):
-        x = jnp.pad(x, [(0, 0), (0, blocks * size - queries)] + [(0, 0)] * (x.ndim - 2))
-        return x.reshape(batch, blocks, size, *x.shape[2:]).swapaxes(0, 1)
-
-    join = lambda x: x.swapaxes(0, 1).reshape(batch, blocks * size, *x.shape[3:])[:, :queries]
-    return tuple(map(split, per_query)), join
+    k, c, seen = jax.eval_shape(keys_of, *(x[:, :1] for x in per_query[4:6]))
+    own = 0 if k.ndim == 3 else c.shape[-1]  # what a query's own keys take
+    size = max(1, min(queries, ENTRIES // (batch * seen.shape[-1] * max(q.shape[2], a.shape[2], own))))
+    size = 1 << size.bit_length() - 1
+    pad = lambda x: jnp.pad(x, [(0, 0), (0, -queries % size)] + [(0, 0)] * (x.ndim - 2))
+    padded = per_query if queries % size == 0 else tuple(map(pad, per_query))
+    take = lambda number: [jax.lax.dynamic_slice_in_dim(x, number * size, size, axis=1) for x in padded]
+    join = lambda x: x.swapaxes(0, 1).reshape(batch, -1, *x.shape[3:])[:, :queries]
+    return jnp.arange(-(-queries // size)), take, join

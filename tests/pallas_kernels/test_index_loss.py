@@ -98,7 +98,7 @@ RUNS = [xla, interpreted]
 
 @pytest.fixture(autouse=True)
 def blocks_of_few_queries(monkeypatch):
-    monkeypatch.setattr(reference, "PRODUCTS", 5 * 8 * 40)  # five of `example`'s at once, of which it has twelve
+    monkeypatch.setattr(reference, "ENTRIES", 5 * 8 * 40)  # five of `example`'s at once, of which it has twelve
 
 
 @pytest.mark.parametrize("run", RUNS)
@@ -242,15 +242,19 @@ def test_the_mean_over_layers_learns_as_from_the_mean_of_their_targets():
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=1e-5), found, want)
 
 
-def test_nothing_as_large_as_the_scores_is_kept(monkeypatch):
+@pytest.mark.parametrize("sparse", [False, True])
+def test_nothing_as_large_as_the_scores_is_kept(monkeypatch, sparse):
+    """At GLM-5.2's widths; the operands alone take 690 MiB."""
     monkeypatch.undo()
     queries, keys = 4096, 16384
-    shapes = [(queries, 4, 128), (queries, 4), (keys, 128), (queries, 4, 64), (keys, 64), (queries, 4)]
-    arguments = [jax.ShapeDtypeStruct((1, *shape), jnp.float32) for shape in shapes]
-    row = jax.ShapeDtypeStruct((1, queries), jnp.int32)
-    loss = lambda *x: jnp.sum(xla(*x[:6], SCALE, *x[6:]))
-    compiled = jax.jit(jax.value_and_grad(loss, argnums=(0, 1, 2))).lower(*arguments, row, row).compile()
-    assert compiled.memory_analysis().temp_size_in_bytes < queries * keys * 4 / 2
+    shape = lambda *shape, dtype=jnp.float32: jax.ShapeDtypeStruct((1, *shape), dtype)
+    arguments = [shape(queries, 32, 128), shape(queries, 32), shape(keys, 128)]
+    arguments += [shape(queries, 64, 576), shape(keys, 576), shape(queries, 64)]
+    row, selected = shape(queries, dtype=jnp.int32), shape(queries, 2048, dtype=jnp.int32)
+    run, which = (sparse_index_loss, (selected, row)) if sparse else (xla, (row, row))
+    loss = lambda *x: jnp.sum(run(*x[:6], SCALE, *x[6:]))
+    compiled = jax.jit(jax.value_and_grad(loss, argnums=(0, 1, 2))).lower(*arguments, *which).compile()
+    assert compiled.memory_analysis().temp_size_in_bytes < queries * keys * 4 / 4
 
 
 def test_what_cannot_be_served_is_named():
