@@ -4,11 +4,21 @@ from __future__ import annotations
 
 from pallas_kernels.compile.case import Case
 from pallas_kernels.compile.schedule import Loop, runs
-from pallas_kernels.index_select.tpu import CHUNK, TOGETHER, query_block
+from pallas_kernels.index_select.tpu import TILE, TOGETHER, query_block
+from pallas_kernels.index_select.tpu_select import LANES, SLOT_REGISTERS, SNAP, SPAN
 
 HEADS, WIDTH, TOP_K = 32, 128, 2048
-PASSES = 25  # counting passes charged for a selection: 22 to 28 for eight queries of random scores at 128k keys
-SLOT_LOOPS = 2  # registers of output slots that eight queries touch per chunk of keys
+PASSES = 8  # over the ranks until each of eight queries has its threshold: simulated, random scores of 128k keys
+SPREAD = 66  # slots by which eight such queries differ in what they have chosen up to the same key
+
+
+def selection(keys: int) -> list[float]:
+    """How often the loops of `tpu_select.select` run, beyond their trips; ties are not charged for."""
+    counting, snapping = SNAP - 1, PASSES - (SNAP - 1)
+    per_turn = LANES * SLOT_REGISTERS
+    spans = 1 + (per_turn + SPREAD) * keys / SPAN / TOP_K  # that hold what a turn's slots choose
+    sample, ties, pack, reach, slots = [1], [0, 0, 0, 0], [1], [1], [1, spans]
+    return [*sample, counting, counting, snapping, snapping, *ties, *pack, *reach, *slots]
 
 
 def prefill(queries: int, keys: int) -> Case:
@@ -31,21 +41,20 @@ def prefill(queries: int, keys: int) -> Case:
         return kernel, xla, [q, w, ((1, keys, WIDTH), jnp.bfloat16), row, row]
 
     # A loop of one trip, where one product serves all queries of a block, is no loop in the schedule.
-    scoring = 1 if query_block(queries, keys) <= TOGETHER else 2
+    block = query_block(queries, keys)
+    scoring = 1 if block <= TOGETHER else 2
 
     def times(found: list[Loop]) -> list[int]:
-        """The first loop walks the keys of every block of queries; what follows the scoring runs at the last chunk."""
-        # The threshold's loops: eight queries at a time, what is visible, bit after bit; ties are not charged for.
-        charged = [1, 1, PASSES, PASSES, 0, 0, 0][query_block(queries, keys) == 8 :]
-        counted = []
-        for position, (loop, nested) in enumerate(zip(found, runs(found), strict=True)):
-            after = position - scoring
-            if after < 0:
-                counted.append(nested)
-                continue
-            slots = SLOT_LOOPS if loop.trips is None else 1
-            counted.append(round(nested * CHUNK / keys * (charged[after] if after < len(charged) else slots)))
-        return counted
+        """The first loop walks the keys of every block of queries; what follows the scoring runs at the last step."""
+        counted = runs(found)
+        extra = selection(keys) if block == 8 else [1, *selection(keys)]  # a loop over eights of queries
+        chosen = found[scoring:]
+        if len(chosen) != len(extra):
+            raise ValueError(f"the schedule has {len(chosen)} loops of selection, expected {len(extra)}: {chosen}")
+        groups = counted[0] * TILE / keys * block / 8  # that one core selects for
+        return counted[:scoring] + [
+            round(groups * often * (loop.trips or 1)) for loop, often in zip(chosen, extra, strict=True)
+        ]
 
     def shares(floor: float, spent: list[int]) -> dict[str, float]:
         """Scoring is held to the matrix units' floor; what selection adds, to scoring."""
