@@ -1,6 +1,7 @@
 """Lightning indexer and selection in one operation: the k best visible keys of every query, exactly.
 
     index_select(q, w, k, first, last, top_k) -> index, count
+    index_select_paged(q, w, pages, table, first, last, top_k) -> index, count
 
 The `[queries, keys]` scores are never written to memory by the kernels; the reference keeps a block of them at a time.
 """
@@ -11,9 +12,9 @@ import jax
 from jaxtyping import Array, Float, Int
 
 from pallas_kernels.backend import choose
-from pallas_kernels.index_select import reference, tpu
+from pallas_kernels.index_select import reference, tpu, tpu_decode
 
-__all__ = ["index_select"]
+__all__ = ["index_select", "index_select_paged"]
 
 
 def index_select(
@@ -47,3 +48,38 @@ def index_select(
     serve = choose("index_select", {"tpu": tpu.index_select, "xla": reference.index_select}, backend)
     q, w, k = jax.lax.stop_gradient((q, w, k))
     return serve(q, w, k, first, last, min(top_k, k.shape[1]))
+
+
+def index_select_paged(
+    q: Float[Array, "B S J X"],
+    w: Float[Array, "B S J"],
+    pages: Float[Array, "P page X"],
+    table: Int[Array, "B N"],
+    first: Int[Array, "B S"],
+    last: Int[Array, "B S"],
+    top_k: int,
+    backend: str | None = None,
+) -> tuple[Int[Array, "B S K"], Int[Array, "B S"]]:
+    """`index_select` where key t of sequence b is pages[table[b, t // page], t % page]: decode, and drafts to verify.
+
+    A page is a power of two of keys, 16 or more. Entries of the table at or beyond ceil(max(last[b]) / page) are never
+    followed, whatever they hold. K = min(top_k, N · page); everything else, and the errors, as in `index_select`.
+    """
+    batch, queries, heads, width = q.shape
+    rows, page = (batch, queries), pages.shape[1]
+    if w.shape != (*rows, heads) or pages.shape[2] != width or table.shape[0] != batch:
+        raise ValueError(
+            f"index_select_paged: q {q.shape} wants w {(*rows, heads)}, pages (P, page, {width}) and table "
+            f"({batch}, N); got w {w.shape}, pages {pages.shape}, table {table.shape}"
+        )
+    if first.shape != rows or last.shape != rows or top_k < 1:
+        raise ValueError(
+            f"index_select_paged: first {first.shape} or last {last.shape} is not {rows}, or top_k = {top_k} < 1"
+        )
+    if page < 16 or page & (page - 1):
+        raise ValueError(f"index_select_paged: a page is a power of two of keys, 16 or more; pages has {page}")
+    serve = choose(
+        "index_select_paged", {"tpu": tpu_decode.index_select_paged, "xla": reference.index_select_paged}, backend
+    )
+    q, w, pages = jax.lax.stop_gradient((q, w, pages))
+    return serve(q, w, pages, table, first, last, min(top_k, table.shape[1] * page))

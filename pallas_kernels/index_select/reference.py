@@ -31,6 +31,12 @@ def index_select(q, w, k, first, last, top_k: int) -> tuple[Int[Array, "B S K"],
     return jax.tree.map(join, jax.lax.map(block, (split(q), split(w), split(first), split(last))))
 
 
+def index_select_paged(q, w, pages, table, first, last, top_k: int) -> tuple[Int[Array, "B S K"], Int[Array, "B S"]]:
+    """See `pallas_kernels.index_select.index_select_paged`. Gathers the pages first."""
+    k = pages[table].reshape(table.shape[0], -1, pages.shape[-1])
+    return index_select(q, w, k, first, last, top_k)
+
+
 def scores(q: Float[Array, "B S J X"], w: Float[Array, "B S J"], k: Float[Array, "B T X"]) -> Float[Array, "B S T"]:
     """I[s,t] = Σ_j w[s,j] · relu(q[s,j] · k[t]), accumulated in float32 (float64 for float64 inputs)."""
     wide = jnp.promote_types(q.dtype, jnp.float32)

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import functools
+from unittest import mock
+
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax.experimental.pallas import tpu as pltpu
 
-from pallas_kernels.index_select import index_select, tpu
+from pallas_kernels.index_select import index_select, index_select_paged, tpu, tpu_decode
 
 pytestmark = pytest.mark.kernels
 STRICT = pltpu.InterpretParams(detect_races=True, uninitialized_memory="nan")
@@ -109,3 +113,89 @@ def test_shapes_that_do_not_fit_together_are_named():
     first, last = causal(1, 8, 300)
     with pytest.raises(ValueError, match=r"got w \(1, 8, 3\)"):
         index_select(q, w[..., :3], k, first, last, 10)
+
+
+def paged(k, page, seed=0, garbage=None):
+    """Pages of every sequence's keys in random places of a pool, and the table; `garbage` fills two more entries."""
+    rng = np.random.default_rng(seed)
+    k = np.asarray(k)
+    batch, keys, width = k.shape
+    each = -(-keys // page)
+    place = rng.permutation(batch * each + 3)[: batch * each].reshape(batch, each)
+    pages = np.full((batch * each + 3, page, width), np.nan, np.float32)
+    pages[place] = np.pad(k.astype(np.float32), [(0, 0), (0, each * page - keys), (0, 0)]).reshape(
+        batch, each, page, -1
+    )
+    table = place if garbage is None else np.concatenate([place, np.full((batch, 2), garbage)], axis=1)
+    return jnp.asarray(pages, k.dtype), jnp.asarray(table, jnp.int32)
+
+
+@functools.partial(jax.jit, static_argnames=("top_k", "ring"))
+def paged_interpreted(q, w, pages, table, first, last, top_k, ring: int = 2):
+    """With a ring that every example fills more than once."""
+    with mock.patch.object(tpu_decode, "RING", ring):
+        most = table.shape[1] * pages.shape[1]
+        return tpu_decode.index_select_paged(q, w, pages, table, first, last, min(top_k, most), interpret=STRICT)
+
+
+def paged_xla(*args):
+    return index_select_paged(*args, backend="xla")
+
+
+@pytest.mark.parametrize("run", [paged_xla, paged_interpreted])
+@pytest.mark.parametrize(
+    ("batch", "queries", "heads", "keys", "page", "top_k", "dtype"),
+    [
+        (11, 1, 4, 300, 64, 40, jnp.float32),  # eight sequences a step, and a step that is not full
+        (3, 4, 8, 2500, 128, 300, jnp.bfloat16),  # draft rows of two sequences a step
+        (2, 6, 3, 90, 16, 4096, jnp.float32),  # fewer keys than top_k
+    ],
+)
+def test_paged_keys_are_found_through_a_permuted_table(run, batch, queries, heads, keys, page, top_k, dtype):
+    q, w, k = example(7, batch, queries, heads, keys=keys, dtype=dtype)
+    lengths = np.random.default_rng(8).integers(queries, keys + 1, batch)
+    lengths[0] = keys
+    last = jnp.asarray(lengths[:, None] - queries + 1 + np.arange(queries), jnp.int32)  # a draft row sees those before
+    first = jnp.zeros_like(last).at[-1].set(5)
+    pages, table = paged(k, page)
+    index, count = run(q, w, pages, table, first, last, top_k)
+    want = brute_force(q, w, k, np.asarray(first), np.asarray(last), min(top_k, table.shape[1] * page))
+    np.testing.assert_array_equal(count, want[1])
+    np.testing.assert_array_equal(index[..., :keys], want[0][..., : index.shape[-1]])
+    assert not index[..., keys:].any()
+
+
+@pytest.mark.parametrize("run", [paged_xla, paged_interpreted])
+@pytest.mark.parametrize("garbage", [-7, 1 << 30])
+def test_what_stands_beyond_a_sequence_in_the_table_is_not_followed(run, garbage):
+    q, w, k = example(9, batch=3, queries=2, keys=200)
+    last = jnp.asarray([[200, 200], [0, 0], [70, 71]], jnp.int32)  # the second sequence is empty
+    pages, table = paged(k, 64, garbage=garbage)
+    table = table.at[1].set(garbage).at[2, 2:].set(garbage)
+    index, count = run(q, w, pages, table, jnp.zeros_like(last), last, 30)
+    want = brute_force(q, w, k, np.zeros((3, 2)), np.asarray(last), 30)
+    np.testing.assert_array_equal(count, want[1])
+    np.testing.assert_array_equal(index, want[0])
+
+
+def test_a_batch_whose_table_is_too_large_is_served_in_parts(monkeypatch):
+    q, w, k = example(10, batch=2, queries=1, keys=150)
+    pages, table = paged(k, 32)
+    last = jnp.full((2, 1), 150, jnp.int32)
+    args = (q, w, pages, table, jnp.zeros_like(last), last, 20)
+    monkeypatch.setattr(tpu_decode, "TABLE_ENTRIES", tpu_decode.SPAN // 32)
+    for got, want in zip(paged_interpreted(*args), paged_xla(*args), strict=True):
+        np.testing.assert_array_equal(got, want)
+
+
+def test_pages_and_tables_that_do_not_fit_are_named():
+    q, w, k = example(6)
+    first, last = causal(1, 8, 300)
+    pages, table = paged(k, 32)
+    with pytest.raises(ValueError, match="pages has 24"):
+        index_select_paged(q, w, pages[:, :24], table, first, last, 10)
+    with pytest.raises(ValueError, match=r"table \(2, 10\)"):
+        index_select_paged(q, w, pages, jnp.tile(table, (2, 1)), first, last, 10)
+    with pytest.raises(NotImplementedError, match="got 9 and 32"):
+        nine = [jnp.concatenate([a, a[:, :1]], axis=1) for a in (q, w, first, last)]
+        index_select_paged(*nine[:2], pages, table, *nine[2:], 10, backend="tpu")
