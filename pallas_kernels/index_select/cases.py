@@ -1,11 +1,12 @@
-"""The shapes that index_select is judged at: a chunk of a prompt against all keys before it."""
+"""The shapes that index_select is judged at: a chunk of a prompt against all keys before it, and decode."""
 
 from __future__ import annotations
 
 from pallas_kernels.compile.case import Case
 from pallas_kernels.compile.schedule import Loop, runs
+from pallas_kernels.index_select import tpu_decode
 from pallas_kernels.index_select.tpu import TILE, TOGETHER, query_block
-from pallas_kernels.index_select.tpu_select import LANES, SLOT_REGISTERS, SNAP, SPAN
+from pallas_kernels.index_select.tpu_select import LANES, REACH_SPANS, ROWS, SLOT_REGISTERS, SNAP, SPAN
 
 HEADS, WIDTH, TOP_K = 32, 128, 2048
 PASSES = 8  # over the ranks until each of eight queries has its threshold: simulated, random scores of 128k keys
@@ -13,17 +14,36 @@ SPREAD = 66  # slots by which eight such queries differ in what they have chosen
 
 
 def selection(keys: int) -> list[float]:
-    """How often the loops of `tpu_select.select` run, beyond their trips; ties are not charged for."""
-    counting, snapping = SNAP - 1, PASSES - (SNAP - 1)
-    per_turn = LANES * SLOT_REGISTERS
-    spans = 1 + (per_turn + SPREAD) * keys / SPAN / TOP_K  # that hold what a turn's slots choose
-    sample, ties, pack, reach, slots = [1], [0, 0, 0, 0], [1], [1], [1, spans]
-    return [*sample, counting, counting, snapping, snapping, *ties, *pack, *reach, *slots]
+    """How often each loop of one `tpu_select.select` runs, in order; ties are not charged for."""
+    counting, snapping, spans = SNAP - 1, PASSES - (SNAP - 1), keys // SPAN
+    turns, per_turn = TOP_K // (LANES * SLOT_REGISTERS), LANES * SLOT_REGISTERS
+    per_slots = 1 + (per_turn + SPREAD) * spans / TOP_K  # spans that hold what a turn's slots choose
+    ties = [0, 0, 0, 0]
+    threshold = [spans, counting, counting * spans, snapping, snapping * spans, *ties]
+    return [*threshold, spans, spans / REACH_SPANS, turns, turns * per_slots]
+
+
+def shares_of(scoring: int):
+    """Scoring, the first loops, is held to the matrix units' floor; what selection adds, to scoring."""
+
+    def shares(floor: float, spent: list[int]) -> dict[str, float]:
+        scored = sum(spent[:scoring])
+        return {"matrix_share": floor / max(scored, floor), "selection_share": sum(spent[scoring:]) / scored}
+
+    return shares
+
+
+def scores(q, w, k):
+    """The scores alone, which XLA fuses into one loop; a selection would come on top."""
+    import jax
+    import jax.numpy as jnp
+
+    dots = jax.nn.relu(jnp.einsum("bsjx,btx->bsjt", q, k, preferred_element_type=jnp.float32))
+    return jnp.einsum("bsjt,bsj->bst", dots, w)
 
 
 def prefill(queries: int, keys: int) -> Case:
     def build():
-        import jax
         import jax.numpy as jnp
 
         from pallas_kernels.index_select import index_select
@@ -32,9 +52,7 @@ def prefill(queries: int, keys: int) -> Case:
             return index_select(q, w, k, first, last, TOP_K, backend="tpu")
 
         def xla(q, w, k, first, last):
-            """The scores alone, which XLA fuses into one loop; a selection would come on top."""
-            dots = jax.nn.relu(jnp.einsum("bsjx,btx->bsjt", q, k, preferred_element_type=jnp.float32))
-            return jnp.einsum("bsjt,bsj->bst", dots, w)
+            return scores(q, w, k)
 
         row = ((1, queries), jnp.int32)
         q, w = ((1, queries, HEADS, WIDTH), jnp.bfloat16), ((1, queries, HEADS), jnp.float32)
@@ -47,23 +65,51 @@ def prefill(queries: int, keys: int) -> Case:
     def times(found: list[Loop]) -> list[int]:
         """The first loop walks the keys of every block of queries; what follows the scoring runs at the last step."""
         counted = runs(found)
-        extra = selection(keys) if block == 8 else [1, *selection(keys)]  # a loop over eights of queries
-        chosen = found[scoring:]
-        if len(chosen) != len(extra):
-            raise ValueError(f"the schedule has {len(chosen)} loops of selection, expected {len(extra)}: {chosen}")
-        groups = counted[0] * TILE / keys * block / 8  # that one core selects for
-        return counted[:scoring] + [
-            round(groups * often * (loop.trips or 1)) for loop, often in zip(chosen, extra, strict=True)
-        ]
-
-    def shares(floor: float, spent: list[int]) -> dict[str, float]:
-        """Scoring is held to the matrix units' floor; what selection adds, to scoring."""
-        scored = sum(spent[:scoring])
-        return {"matrix_share": floor / max(scored, floor), "selection_share": sum(spent[scoring:]) / scored}
+        groups = counted[0] * TILE / keys * block / ROWS  # that one core selects for
+        eights = [] if block == ROWS else [1]
+        often = [round(groups * each) for each in [*eights, *selection(keys)]]
+        return counted[:scoring] + often
 
     used = queries * keys * HEADS * WIDTH
     moved = 2 * (queries * HEADS * WIDTH + keys * WIDTH) + 4 * queries * (HEADS + TOP_K)
-    return Case("index_select", f"{queries} queries x {keys // 1024}k keys", used, moved, build, times, shares)
+    return Case(
+        "index_select", f"{queries} queries x {keys // 1024}k keys", used, moved, build, times, shares_of(scoring)
+    )
 
 
-CASES = {"select_prefill_128k": prefill(1024, 1 << 17), "select_prefill_1m": prefill(64, 1 << 20)}
+def decode(batch: int, queries: int, keys: int, page: int) -> Case:
+    def build():
+        import jax.numpy as jnp
+
+        from pallas_kernels.index_select import index_select_paged
+
+        def kernel(q, w, pages, table, first, last):
+            return index_select_paged(q, w, pages, table, first, last, TOP_K, backend="tpu")
+
+        def xla(q, w, pages, table, first, last):
+            return scores(q, w, pages[table].reshape(batch, keys, WIDTH))
+
+        row, table = ((batch, queries), jnp.int32), ((batch, keys // page), jnp.int32)
+        q, w = ((batch, queries, HEADS, WIDTH), jnp.bfloat16), ((batch, queries, HEADS), jnp.float32)
+        return kernel, xla, [q, w, ((batch * keys // page, page, WIDTH), jnp.bfloat16), table, row, row]
+
+    share = ROWS // queries  # sequences per step
+
+    def times(found: list[Loop]) -> list[int]:
+        """Steps, first copies, what is not visible, sequences, tiles (with copies, then without), the selection."""
+        tiles, steps = keys // tpu_decode.TILE, found[0].trips - 2  # of a grid the schedule counts two more
+        scoring = [found[0].trips / steps, 0, tiles, share, share * tiles, 0]
+        return [round(steps * each) for each in [*scoring, *selection(keys)]]
+
+    used = batch * queries * keys * HEADS * WIDTH
+    moved = 2 * batch * keys * WIDTH + batch * queries * (2 * HEADS * WIDTH + 4 * HEADS + 4 * TOP_K)
+    shape = f"{batch} x {queries} {'query' if queries == 1 else 'queries'} x {keys // 1024}k paged keys"
+    return Case("index_select_paged", shape, used, moved, build, times, shares_of(6))
+
+
+CASES = {
+    "select_prefill_128k": prefill(1024, 1 << 17),
+    "select_prefill_1m": prefill(64, 1 << 20),
+    "select_decode_128k": decode(64, 1, 1 << 17, 128),
+    "select_decode_4_128k": decode(64, 4, 1 << 17, 128),
+}

@@ -23,7 +23,7 @@ from pallas_kernels.index_select.reference import ranks as rank_of
 from pallas_kernels.index_select.tpu_select import LANES, ROWS, SPAN, scratch, select, slots_of
 
 TILE = 2048  # keys that are copied and scored at once
-RING = 16  # tiles in flight or being scored
+RING_BYTES = 16 << 20  # of VMEM for tiles in flight: what memory delivers while eight rows are selected
 PARTS = 2  # of the batch, that the cores of a chip share
 PACKED = 16  # rows of a packed tile of bfloat16
 RANKS_BYTES = 32 << 20  # of VMEM that the ranks of eight rows may take
@@ -78,6 +78,7 @@ def index_select_paged(q, w, pages, table, first, last, top_k: int, *, interpret
     again = jnp.sum(jnp.where(entry == final, table, 0), axis=1, keepdims=True)
     table = jnp.where(entry < final, table, again)
     tiles = (length + TILE - 1) // TILE
+    total = jnp.sum(tiles.reshape(PARTS, -1), axis=1, dtype=jnp.int32)
     number = jnp.arange(sequences)
     # The first sequence from each on that has a tile to copy.
     following = jax.lax.cummin(jnp.where(tiles > 0, number, sequences), reverse=True).astype(jnp.int32)
@@ -89,11 +90,12 @@ def index_select_paged(q, w, pages, table, first, last, top_k: int, *, interpret
     seen = jnp.stack([first, last], axis=-1).reshape(PARTS * steps, ROWS, 2)
 
     slots = slots_of(top_k)
+    ring = 1 << (RING_BYTES // (TILE * width * pages.dtype.itemsize)).bit_length() - 1
     of_step = lambda *shape: pl.BlockSpec(shape, lambda c, i, *_: (c * steps + i, *[0] * (len(shape) - 1)))
     index, count = pl.pallas_call(
         functools.partial(_kernel, top_k=top_k, lines=lines),
         grid_spec=pltpu.PrefetchScalarGridSpec(
-            num_scalar_prefetch=3,
+            num_scalar_prefetch=4,
             grid=(PARTS, steps),
             in_specs=[
                 of_step(share, rows, width),
@@ -103,10 +105,10 @@ def index_select_paged(q, w, pages, table, first, last, top_k: int, *, interpret
             ],
             out_specs=[of_step(1, ROWS, slots), of_step(1, ROWS, LANES)],
             scratch_shapes=[
-                pltpu.VMEM((RING, TILE, width), pages.dtype),
+                pltpu.VMEM((ring, TILE, width), pages.dtype),
                 pltpu.VMEM((ROWS, columns), jnp.int32),
                 pltpu.SMEM((4,), jnp.int32),
-                pltpu.SemaphoreType.DMA((RING,)),
+                pltpu.SemaphoreType.DMA((ring,)),
                 *scratch(columns),
             ],
         ),
@@ -126,27 +128,44 @@ def index_select_paged(q, w, pages, table, first, last, top_k: int, *, interpret
         ),
         interpret=interpret,
         name="index_select_paged",
-    )(table.reshape(-1), tiles, following, q, w, seen, pages)
+    )(table.reshape(-1), tiles, total, following, q, w, seen, pages)
     index = index.reshape(sequences, lines, slots)[:batch, :queries, :top_k]
     return index, count.reshape(sequences, lines, LANES)[:batch, :queries, 0]
 
 
 def _kernel(
-    table, tiles, following, q, w, seen, pages, index, count, ring, ranks, state, arrived, words, reach, *, top_k, lines
+    table,
+    tiles,
+    total,
+    following,
+    q,
+    w,
+    seen,
+    pages,
+    index,
+    count,
+    ring,
+    ranks,
+    state,
+    arrived,
+    words,
+    reach,
+    *,
+    top_k,
+    lines,
 ):
     share, steps = q.shape[0], pl.num_programs(1)
     part, step = pl.program_id(0), pl.program_id(1)
-    sequence, end = (part * steps + step) * share, (part + 1) * steps * share  # this step's first, this part's last
+    sequence = (part * steps + step) * share  # this step's first
+
+    def copy(_, __):
+        _copy_next(table, tiles, following, pages, ring, state, arrived)
+        return 0
 
     @pl.when(step == 0)
     def _():
         state[SEQUENCE], state[AT], state[ISSUED], state[SCORED] = following[part * steps * share], 0, 0, 0
-
-        def copy(_, __):
-            _copy_next(table, tiles, following, pages, ring, state, arrived, end)
-            return 0
-
-        jax.lax.fori_loop(0, RING, copy, 0)
+        jax.lax.fori_loop(0, jnp.minimum(ring.shape[0], total[part]), copy, 0)
 
     longest = functools.reduce(jnp.maximum, [tiles[sequence + n] for n in range(share)])
     spans = (longest * TILE + SPAN - 1) >> SPAN.bit_length() - 1
@@ -158,15 +177,17 @@ def _kernel(
     jax.lax.fori_loop(0, spans * (SPAN // TILE), clear, 0)
 
     def score(n, _):
-        def tile(t, _):
-            buffer = state[SCORED] & (RING - 1)
+        def tile(t, _, copies):
+            buffer = state[SCORED] & (ring.shape[0] - 1)
             pltpu.make_async_copy(ring.at[buffer], ring.at[buffer], arrived.at[buffer]).wait()
             _score(q.at[n], w.at[n], ring.at[buffer], seen.at[0], ranks, n, t, lines)
             state[SCORED] = state[SCORED] + 1
-            _copy_next(table, tiles, following, pages, ring, state, arrived, end)
-            return 0
+            return copy(0, 0) if copies else 0  # without a branch, so that addresses and scores share bundles
 
-        return jax.lax.fori_loop(0, tiles[sequence + n], tile, 0)
+        own = tiles[sequence + n]
+        followed = jnp.minimum(own, total[part] - state[ISSUED])
+        jax.lax.fori_loop(0, followed, functools.partial(tile, copies=True), 0)
+        return jax.lax.fori_loop(followed, own, functools.partial(tile, copies=False), 0)
 
     jax.lax.fori_loop(0, share, score, 0)
     visible = jnp.maximum(seen[0, :, 1:2] - jnp.maximum(seen[0, :, 0:1], 0), 0)
@@ -174,30 +195,27 @@ def _kernel(
     select(ranks, pl.ds(0, ROWS), spans, visible, top_k, index.at[0], count.at[0], words, reach)
 
 
-def _copy_next(table, tiles, following, pages, ring, state, arrived, end):
-    """Starts the copies of the next tile's pages, where the part has one more."""
+def _copy_next(table, tiles, following, pages, ring, state, arrived):
+    """Starts the copies of the next tile's pages."""
     sequence, at = state[SEQUENCE], state[AT]
     page = pages.shape[1]
     each = TILE // page
-    unrolled = min(each, 16)
+    unrolled = min(each, 32)
+    buffer = state[ISSUED] & (ring.shape[0] - 1)
+    start = sequence * (table.shape[0] // tiles.shape[0]) + at * each
 
-    @pl.when(sequence < end)
-    def _():
-        buffer = state[ISSUED] & (RING - 1)
-        start = sequence * (table.shape[0] // tiles.shape[0]) + at * each
+    def some(turn, _):
+        for i in range(unrolled):
+            number = turn * unrolled + i
+            into = ring.at[buffer, pl.ds(pl.multiple_of(number * page, page), page)]
+            pltpu.make_async_copy(pages.at[table[start + number]], into, arrived.at[buffer]).start()
+        return 0
 
-        def some(turn, _):
-            for i in range(unrolled):
-                number = turn * unrolled + i
-                into = ring.at[buffer, pl.ds(pl.multiple_of(number * page, page), page)]
-                pltpu.make_async_copy(pages.at[table[start + number]], into, arrived.at[buffer]).start()
-            return 0
-
-        jax.lax.fori_loop(0, each // unrolled, some, 0)
-        last = at + 1 == tiles[sequence]
-        state[SEQUENCE] = jnp.where(last, following[sequence + 1], sequence)
-        state[AT] = jnp.where(last, 0, at + 1)
-        state[ISSUED] = state[ISSUED] + 1
+    jax.lax.fori_loop(0, each // unrolled, some, 0)
+    last = at + 1 == tiles[sequence]
+    state[SEQUENCE] = jnp.where(last, following[sequence + 1], sequence)
+    state[AT] = jnp.where(last, 0, at + 1)
+    state[ISSUED] = state[ISSUED] + 1
 
 
 def _score(q, w, keys, seen, ranks, n, t, lines):

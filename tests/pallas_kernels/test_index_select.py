@@ -130,10 +130,10 @@ def paged(k, page, seed=0, garbage=None):
     return jnp.asarray(pages, k.dtype), jnp.asarray(table, jnp.int32)
 
 
-@functools.partial(jax.jit, static_argnames=("top_k", "ring"))
-def paged_interpreted(q, w, pages, table, first, last, top_k, ring: int = 2):
-    """With a ring that every example fills more than once."""
-    with mock.patch.object(tpu_decode, "RING", ring):
+@functools.partial(jax.jit, static_argnames="top_k")
+def paged_interpreted(q, w, pages, table, first, last, top_k):
+    """With a ring of two tiles, or one in float32, which every example fills more than once."""
+    with mock.patch.object(tpu_decode, "RING_BYTES", 2 * tpu_decode.TILE * 128 * 2):
         most = table.shape[1] * pages.shape[1]
         return tpu_decode.index_select_paged(q, w, pages, table, first, last, min(top_k, most), interpret=STRICT)
 
