@@ -7,7 +7,7 @@ from functools import partial
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Bool, Float
+from jaxtyping import Array, Float
 
 ENTRIES = 1 << 22  # of products per head, or of gathered keys, that exist at once
 
@@ -44,7 +44,7 @@ def _selected(k, c) -> Callable:
     return keys_of
 
 
-def _add_all(dk, gradient, rows, first, last):
+def add_all(dk, gradient, rows, first, last):
     """Adds to dk what a block's keys get from its queries: G[s,j,t] times rows[s,j]."""
     return dk + jnp.einsum("bsjt,bsjx->btx", gradient, rows)
 
@@ -66,9 +66,7 @@ def _forward(keys_of, per_query, scale):
 
     def block(number):
         q, w, a, lse, *which = take(number)
-        k, c, seen = keys_of(*which)
-        score = _scores(_products(q, k), w)
-        return terms(score, _target(a, c, lse, scale, seen), seen)
+        return block_loss(q, w, a, lse, *keys_of(*which), scale)
 
     numbers, take, join = _blocks(keys_of, per_query)
     return jax.tree.map(join, jax.lax.map(block, numbers))
@@ -79,14 +77,8 @@ def _backward(keys_of, add, k, per_query, scale, lse_i, mass, cotangent):
 
     def block(dk, number):
         q, w, a, lse, *which, lse_i, mass, cotangent = take(number)
-        own, c, seen = keys_of(*which)
-        dots = _products(q, own)
-        p = _target(a, c, lse, scale, seen)
-        di = score_gradient(_scores(dots, w), p, seen, lse_i, mass, cotangent)
-        gradient = jnp.where(dots > 0, di[:, :, None], 0)  # by the sum over heads of what each weight multiplies
-        q, w, own = (finite(x).astype(gradient.dtype) for x in (q, w, own))
-        u = jnp.einsum(f"bsjt,{_axes(own)}->bsjx", gradient, own)
-        return add(dk, gradient, w[..., None] * q, *which), (w[..., None] * u, jnp.sum(q * u, axis=-1))
+        *found, gradient, rows = block_gradient(q, w, a, lse, *keys_of(*which), scale, lse_i, mass, cotangent)
+        return add(dk, gradient, rows, *which), found
 
     numbers, take, join = _blocks(keys_of, (*per_query, lse_i, mass, cotangent))
     dk, rest = jax.lax.scan(block, jnp.zeros(k.shape, cotangent.dtype), numbers)
@@ -108,12 +100,13 @@ def _rule(loss: Callable, keys_of: Callable, add: Callable) -> None:
     loss.defvjp(forward, backward)
 
 
-_rule(index_loss, _visible, _add_all)
+_rule(index_loss, _visible, add_all)
 _rule(sparse_index_loss, _selected, _add_selected)
 
 
-def terms(score: Float[Array, "*B T"], p: Float[Array, "*B T"], seen: Bool[Array, "*B T"]):
-    """Loss, logsumexp of the scores, and Σ_t p, where p is not normalised yet and 0 beyond what is seen."""
+def block_loss(q, w, a, lse, k, c, seen, scale):
+    """Of each query the loss, the logsumexp of I, and Σ_t p before it is normalised."""
+    score, p = _scores(_products(q, k), w), _target(a, c, lse, scale, seen)
     mass = jnp.sum(p, axis=-1)
     top = jnp.max(jnp.where(seen, score, -jnp.inf), axis=-1, keepdims=True)
     top = jnp.where(jnp.any(seen, axis=-1, keepdims=True), top, 0)
@@ -124,17 +117,25 @@ def terms(score: Float[Array, "*B T"], p: Float[Array, "*B T"], seen: Bool[Array
     return kl(own, cross, mass, lse_i), lse_i, mass
 
 
+def block_gradient(q, w, a, lse, k, c, seen, scale, lse_i, mass, cotangent):
+    """dq and dw, and the two whose product over queries and heads is dk.
+
+    With u[s,j] = Σ_t dI[s,t] 1[q·k > 0] k[t], dq = w u and dw = q · u.
+    """
+    dots = _products(q, k)
+    p = _target(a, c, lse, scale, seen) / jnp.where(mass == 0, 1, mass)[..., None]
+    di = cotangent[..., None] * (jnp.exp(_scores(dots, w) - lse_i[..., None]) - p)
+    di = jnp.where(seen & (mass != 0)[..., None], di, 0)
+    gradient = jnp.where(dots > 0, di[:, :, None], 0)
+    q, w, k = (finite(x).astype(gradient.dtype) for x in (q, w, k))
+    u = jnp.einsum(f"bsjt,{_axes(k)}->bsjx", gradient, k)
+    return w[..., None] * u, jnp.sum(q * u, axis=-1), gradient, w[..., None] * q
+
+
 def kl(own, cross, mass, lse_i):
     """Σ p̂ log p̂ - p̂ · (I - lse_i) for p̂ = p / mass, from own = Σ p log p and cross = Σ p · I; 0 without mass."""
     safe = jnp.where(mass == 0, 1, mass)
     return jnp.where(mass == 0, 0, (own - cross) / safe - jnp.log(safe) + lse_i)
-
-
-def score_gradient(score, p, seen, lse_i, mass, cotangent):
-    """cotangent · (softmax(I) - p̂), 0 beyond what is seen."""
-    scaled = p / jnp.where(mass == 0, 1, mass)[..., None]
-    di = cotangent[..., None] * (jnp.exp(score - lse_i[..., None]) - scaled)
-    return jnp.where(seen & (mass != 0)[..., None], di, 0)
 
 
 def finite(x):

@@ -34,7 +34,7 @@ LOG2_E = 1.4426950408889634
 @functools.partial(jax.custom_vjp, nondiff_argnums=(6, 9))
 def index_loss(q, w, k, a, c, lse, scale: float, first, last, interpret=False):
     """See `pallas_kernels.index_loss.index_loss`. bfloat16 or float32, X = 128, J and H multiples of 8."""
-    return _forward(q, w, k, a, c, lse, scale, first, last, interpret)[..., LOSS]
+    return forward(q, w, k, a, c, lse, scale, first, last, interpret)[..., LOSS]
 
 
 def sparse_index_loss(q, w, k, a, c, lse, scale: float, index, count):
@@ -46,19 +46,19 @@ def sparse_index_loss(q, w, k, a, c, lse, scale: float, index, count):
 
 
 def _forward_rule(q, w, k, a, c, lse, scale, first, last, interpret):
-    kept = _forward(q, w, k, a, c, lse, scale, first, last, interpret)
+    kept = forward(q, w, k, a, c, lse, scale, first, last, interpret)
     return kept[..., LOSS], (q, w, k, a, c, lse, first, last, kept)
 
 
 def _backward_rule(scale, interpret, saved, cotangent):
     *arguments, kept = saved
-    return *_backward(*arguments, kept, cotangent, scale, interpret), *[None] * 5
+    return *backward(*arguments, kept, cotangent, scale, interpret), *[None] * 5
 
 
 index_loss.defvjp(_forward_rule, _backward_rule)
 
 
-def _forward(q, w, k, a, c, lse, scale, first, last, interpret):
+def forward(q, w, k, a, c, lse, scale, first, last, interpret=False):
     """[B, S, LANES]: loss, logsumexp of I and Σ p of each query."""
     layout = _layout(q, k, a, c)
     batch, queries = w.shape[:2]
@@ -80,7 +80,8 @@ def _forward(q, w, k, a, c, lse, scale, first, last, interpret):
     )(*_operands(q, w, k, a, c, lse, first, last, layout))
 
 
-def _backward(q, w, k, a, c, lse, first, last, kept, cotangent, scale, interpret):
+def backward(q, w, k, a, c, lse, first, last, kept, cotangent, scale, interpret=False):
+    """dq, dw, dk, given what `forward` gave."""
     layout = _layout(q, k, a, c)
     batch, queries, heads, width = q.shape
     block, blocks, tiles = layout
@@ -256,12 +257,15 @@ def _gradient_kernel(
     active = (reach[place] <= t) & (t < reach[place + 1])
     exact = _precision(q)
 
+    def begin(here):
+        weighted[here] = (_finite(weight[here]) * _finite(q[0, here].astype(jnp.float32))).astype(weighted.dtype)
+        u[here] = jnp.zeros((LANES, LANES), jnp.float32)
+
     @pl.when(t == 0)
     def _():
         _upright(w, weight)
         _upright(lse, offset)
-        weighted[...] = (_finite(weight[...]) * _finite(q[0].astype(jnp.float32))).astype(weighted.dtype)
-        u[...] = jnp.zeros_like(u)
+        _by_lanes(u.shape[0], begin)
 
     mine[...] = jnp.zeros_like(mine)
 
@@ -301,29 +305,39 @@ def _gradient_kernel(
         store.start()
         store.wait()
 
-    @pl.when(t == pl.num_programs(3) - 1)
-    def _():
-        dq[0] = (_finite(weight[...]) * u[...]).astype(dq.dtype)
-        products = _finite(q[0].astype(jnp.float32)) * u[...]
+    def end(here):
+        dq[0, here] = (_finite(weight[here]) * u[here]).astype(dq.dtype)
         # A product with ones sums over a row and lays the rows side by side.
-        dw[0, 0] = jax.lax.dot_general(
+        dw[0, 0, :, here] = jax.lax.dot_general(
             jnp.ones((EIGHT, LANES), jnp.float32),
-            products,
+            _finite(q[0, here].astype(jnp.float32)) * u[here],
             (((1,), (1,)), ((), ())),
             precision=jax.lax.Precision.HIGHEST,
             preferred_element_type=jnp.float32,
         )[:1]
 
+    @pl.when(t == pl.num_programs(3) - 1)
+    def _():
+        _by_lanes(u.shape[0], end)
 
-def _upright(row, column):
-    """A row of numbers in lanes to one number per row, repeated over the lanes."""
+
+def _by_lanes(size: int, do) -> None:
+    """Calls `do` with every stretch of 128."""
 
     def some(i, _):
-        here = pl.ds(pl.multiple_of(i * LANES, LANES), LANES)
-        column[here] = jnp.broadcast_to(row[0, 0, :, here], (LANES, LANES)).T
+        do(pl.ds(pl.multiple_of(i * LANES, LANES), LANES))
         return 0
 
-    jax.lax.fori_loop(0, column.shape[0] // LANES, some, 0)
+    jax.lax.fori_loop(0, size // LANES, some, 0)
+
+
+def _upright(row, column) -> None:
+    """A row of numbers in lanes to one number per row, repeated over the lanes."""
+
+    def turn(here):
+        column[here] = jnp.broadcast_to(row[0, 0, :, here], (LANES, LANES)).T
+
+    _by_lanes(column.shape[0], turn)
 
 
 def _visible(seen, own, t):
