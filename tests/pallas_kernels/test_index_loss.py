@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -55,6 +57,7 @@ def wide(*arrays):
     return [jnp.asarray(np.asarray(x, np.float64)) for x in arrays]
 
 
+@partial(jax.jit, static_argnums=0)
 def value_and_gradients(run, inputs, lse, first, last, weight):
     """The losses, and the gradient of their weighted sum by q, w and k."""
     q, w, k, a, c = inputs
@@ -63,7 +66,7 @@ def value_and_gradients(run, inputs, lse, first, last, weight):
         losses = run(q, w, k, a, c, lse, SCALE, first, last)
         return jnp.sum(jnp.where(weight != 0, weight * losses, 0)), losses
 
-    (_, losses), gradients = jax.jit(jax.value_and_grad(total, argnums=(0, 1, 2), has_aux=True))(q, w, k)
+    (_, losses), gradients = jax.value_and_grad(total, argnums=(0, 1, 2), has_aux=True)(q, w, k)
     return losses, gradients
 
 
@@ -108,7 +111,7 @@ def test_loss_and_gradients_are_the_formulas(run, dtype, tolerance):
 
 
 @pytest.mark.parametrize("run", RUNS)
-@pytest.mark.parametrize(("queries", "keys", "batch"), [(1, 1, 1), (21, 21, 2), (70, 600, 1), (130, 140, 1)])
+@pytest.mark.parametrize(("queries", "keys", "batch"), [(1, 1, 1), (70, 600, 1), (130, 140, 1)])
 def test_shapes_that_fill_no_block(run, queries, keys, batch):
     check(run, example(1, batch=batch, queries=queries, keys=keys), *causal(batch, queries, keys), 2e-5)
 
@@ -124,6 +127,13 @@ def test_documents_packed_in_a_row_and_queries_that_see_nothing(run):
     assert np.asarray(losses)[0, 2:].all()
 
 
+def test_blocks_of_queries_that_see_other_tiles_of_keys_and_a_tile_that_none_sees():
+    query = jnp.arange(200)[None]
+    first = jnp.where(query < 70, 0, 530)
+    last = jnp.where(query < 70, 1 + query, 540 + query)
+    check(interpreted, example(14, queries=200, keys=1300), first, last, 2e-5)
+
+
 @pytest.mark.parametrize("run", RUNS)
 def test_what_nobody_sees_may_be_nan(run):
     """Keys beyond the visible ones and queries that see nothing, in every operand."""
@@ -135,7 +145,7 @@ def test_what_nobody_sees_may_be_nan(run):
     spoiled = [x.at[:, 7].set(jnp.nan) for x in (q, w)] + [k.at[:, 600:].set(jnp.nan)]
     spoiled += [a.at[:, 7].set(jnp.nan), c.at[:, 600:].set(jnp.nan)]
     want = value_and_gradients(run, inputs, lse, first, last, weight)
-    found = value_and_gradients(run, spoiled, lse.at[:, 7].set(jnp.nan), first, last, weight)
+    found = value_and_gradients(run, tuple(spoiled), lse.at[:, 7].set(jnp.nan), first, last, weight)
     jax.tree.map(np.testing.assert_array_equal, found, want)
     assert np.isfinite(np.concatenate([np.ravel(x) for x in jax.tree.leaves(want)])).all()
 
@@ -161,12 +171,11 @@ def test_an_indexer_that_scores_as_attention_looks_has_no_loss_and_no_gradient(r
         np.testing.assert_allclose(gradient, 0, atol=2e-5)
 
 
-@pytest.mark.parametrize("run", RUNS)
-def test_the_target_learns_nothing(run):
+def test_the_target_learns_nothing():
     q, w, k, a, c = example(7)
     first, last = causal(1, 12, 40)
     lse = jnp.asarray(lse_of(a, c, stretch(first, last, 40)), jnp.float32)
-    loss = lambda a, c, lse: jnp.sum(run(q, w, k, a, c, lse, SCALE, first, last))
+    loss = lambda a, c, lse: jnp.sum(xla(q, w, k, a, c, lse, SCALE, first, last))
     assert not any(np.asarray(x).any() for x in jax.grad(loss, argnums=(0, 1, 2))(a, c, lse))
 
 
