@@ -13,7 +13,7 @@ from pathlib import Path
 
 from pallas_kernels.compile import schedule
 from pallas_kernels.compile.cases import CASES
-from pallas_kernels.compile.devices import DEVICES, environment
+from pallas_kernels.compile.devices import DEVICES, Device, environment
 
 LIMIT_S = 600  # for one compilation
 
@@ -37,37 +37,45 @@ def compiled(case_name: str, which: str, device_name: str) -> tuple[dict, dict[s
         return json.loads(done.stdout.splitlines()[-1]), schedule.kernels(Path(dump))
 
 
-def measure(case_name: str, device_name: str) -> dict:
-    """One row of the table. `cost` is cycles plus the bytes that are moved over what HBM moves in a cycle.
-
-    Cycles are those of all loops of the compiled program: the kernel's and what XLA puts around it.
-    """
+def of_kernel(case_name: str, device_name: str) -> dict:
+    """What the compiler says of the program with the kernel: that of all loops, its own and what XLA puts around it."""
     case, device = CASES[case_name], DEVICES[device_name]
-    with_kernel, kernels = compiled(case_name, "kernel", device_name)
-    by_xla, xla_kernels = compiled(case_name, "xla", device_name)
+    memory, kernels = compiled(case_name, "kernel", device_name)
     name = next(name for name in kernels if re.fullmatch(case.kernel + r"(\.\d+)?", name))
     loops = kernels.pop(name)
     spent = [loop.bundles * count for loop, count in zip(loops, case.times(loops), strict=True)]
+    cycles = (sum(spent) + _cycles(kernels)) * case.repeats
     floor = case.multiply_adds / (device.cores * device.multiply_adds)
-    total = lambda program: sum(schedule.cycles(found, schedule.runs(found)) for found in program.values())
-    cycles, xla_cycles = sum(spent) + total(kernels), total(xla_kernels)
-    in_cycles = lambda moved: round(moved / (device.cores * device.hbm_bytes))
     return {
         "name": case.kernel,
         "device": device_name,
         "shape": case.shape,
         "cycles": cycles,
-        "cost": cycles + in_cycles(with_kernel["hbm_bytes"]),
-        "xla_cycles": xla_cycles,
-        "xla_cost": xla_cycles + in_cycles(by_xla["hbm_bytes"]),
+        "cost": cycles + _in_cycles(device, memory["hbm_bytes"] * case.repeats),
         "floor_cycles": round(floor),
-        "hbm_cycles": in_cycles(case.hbm_bytes),
+        "hbm_cycles": _in_cycles(device, case.hbm_bytes),
         **{name: round(share, 3) for name, share in case.shares(floor, spent).items()},
         "spills": sum(loop.issued["SPILL"] + loop.issued["FILL"] for loop in loops),
-        "hbm_bytes": with_kernel["hbm_bytes"],
-        "xla_hbm_bytes": by_xla["hbm_bytes"],
-        "temp_bytes": with_kernel["temp_bytes"],
+        "hbm_bytes": memory["hbm_bytes"] * case.repeats,
+        "temp_bytes": memory["temp_bytes"],
     }
+
+
+def measure(case_name: str, device_name: str) -> dict:
+    """One row of the table. A `cost` is cycles plus the bytes that are moved over what HBM moves in a cycle."""
+    row, device = of_kernel(case_name, device_name), DEVICES[device_name]
+    memory, kernels = compiled(case_name, "xla", device_name)
+    cycles = _cycles(kernels)
+    cost = cycles + _in_cycles(device, memory["hbm_bytes"])
+    return {**row, "xla_cycles": cycles, "xla_cost": cost, "xla_hbm_bytes": memory["hbm_bytes"]}
+
+
+def _cycles(program: dict[str, list[schedule.Loop]]) -> int:
+    return sum(schedule.cycles(loops, schedule.runs(loops)) for loops in program.values())
+
+
+def _in_cycles(device: Device, moved: float) -> int:
+    return round(moved / (device.cores * device.hbm_bytes))
 
 
 def report(kernels: list[str], devices: list[str]) -> dict:

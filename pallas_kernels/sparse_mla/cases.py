@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import functools
+
 from pallas_kernels.compile.case import Case
 from pallas_kernels.compile.schedule import runs
 from pallas_kernels.sparse_mla import tpu, tpu_backward
 
 HEADS, LATENT, ROPE, TOP_K, SCALE, PAGE = 64, 512, 64, 2048, 192**-0.5, 128
 FEATURES = LATENT + ROPE
+PAIRS = functools.partial(runs, unknown=TOP_K // (2 * tpu.TILE))  # a full selection's tiles, two by two
 
 
 def forward(queries: int, keys: int) -> Case:
-    """A chunk of a prompt against the rows before it."""
+    """A row of a learning batch."""
 
     def build():
         def kernel(*args):
@@ -19,13 +22,11 @@ def forward(queries: int, keys: int) -> Case:
 
         return kernel, _attend, _arguments(queries, keys)
 
-    return Case(
-        "sparse_mla", f"{queries} queries, {keys // 1024}k keys", *_account(queries), build, _tiles(2 * tpu.TILE)
-    )
+    return Case("sparse_mla", f"{queries} queries, {keys // 1024}k keys", *_account(queries), build, PAIRS)
 
 
-def decode(batch: int, queries: int, keys: int) -> Case:
-    """A step of `batch` sequences, each with its pages anywhere in the pool."""
+def paged(batch: int, queries: int, keys: int) -> Case:
+    """A chunk of a prompt, or a step of many sequences: each has its pages anywhere in the pool."""
 
     def build():
         import jax.numpy as jnp
@@ -41,8 +42,8 @@ def decode(batch: int, queries: int, keys: int) -> Case:
         pages = ((batch * keys // PAGE, PAGE, 1, LATENT // 2 + 128), jnp.uint32)
         return step("tpu"), step("xla"), [*q, pages, ((batch, keys // PAGE), i32), *row]
 
-    shape = f"{batch} sequences x {queries}, {keys // 1024}k keys"
-    return Case("sparse_mla", shape, *_account(batch * queries), build, _tiles(2 * tpu.TILE))
+    shape = f"{queries} queries of {batch} sequences, {keys // 1024}k keys, paged"
+    return Case("sparse_mla", shape, *_account(batch * queries), build, PAIRS)
 
 
 def backward(queries: int, keys: int) -> Case:
@@ -66,7 +67,12 @@ def backward(queries: int, keys: int) -> Case:
     moved = 2 * queries * HEADS * (2 * FEATURES + 2 * LATENT) + keys * FEATURES * (2 + 4)
     multiply_adds = used + queries * TOP_K * HEADS * (2 * FEATURES + LATENT)
     shape = f"{queries} queries, {keys // 1024}k keys"
-    return Case("sparse_mla_backward", shape, multiply_adds, moved, build, _tiles(tpu_backward.TILE))
+    chunks = -(-keys // tpu_backward.CHUNK)
+    # Of a chunk a query selects a stretch, whose last tile is partly filled.
+    tiles = TOP_K // tpu_backward.TILE if chunks == 1 else TOP_K // chunks // tpu_backward.TILE + 1
+    times = lambda found: runs(found, unknown=tiles)
+    temporary = 4 * keys * (384 + 3 * 640)  # packed rows; both halves' cotangents and their sum
+    return Case("sparse_mla_backward", shape, multiply_adds, moved, build, times, repeats=chunks, temporary=temporary)
 
 
 def _arguments(queries: int, keys: int):
@@ -81,11 +87,6 @@ def _account(queries: int) -> tuple[int, int]:
     """Useful multiply-adds, and bytes that have to move: queries, results, and every selected row once per query."""
     moved = 2 * (TOP_K * FEATURES + HEADS * (FEATURES + LATENT)) + 4 * (TOP_K + HEADS)
     return queries * TOP_K * HEADS * (FEATURES + LATENT), queries * moved
-
-
-def _tiles(rows: int):
-    """A loop whose trips are decided at run time walks the tiles of a full selection."""
-    return lambda found: runs(found, unknown=TOP_K // rows)
 
 
 def _attend(q_latent, q_rope, latent, rope, index, count):
@@ -103,9 +104,9 @@ def _attend(q_latent, q_rope, latent, rope, index, count):
 
 
 CASES = {
-    "mla_prefill_128k": forward(64, 1 << 17),
-    "mla_decode_128k": decode(64, 1, 1 << 17),
-    "mla_draft_128k": decode(16, 4, 1 << 17),
+    "mla_forward_8k": forward(64, 1 << 13),
+    "mla_prefill_128k": paged(1, 64, 1 << 17),
+    "mla_decode_128k": paged(64, 1, 1 << 17),
     "mla_backward_8k": backward(64, 1 << 13),
     "mla_backward_128k": backward(64, 1 << 17),
 }
