@@ -82,7 +82,8 @@ def sparse_mla_paged(
 ) -> tuple[Float[Array, "B S H C"], Float[Array, "B S H"]]:
     """`sparse_mla` over pages of `pack_rows`: token t of sequence b is row t % page of pages[table[b, t // page]].
 
-    S is one query per sequence, or a few draft rows. Entries of the table that no index reaches are never read.
+    S is one query per sequence, a few draft rows, or a chunk of a prompt. Rows of fp8 are attended in q's dtype.
+    Entries of the table that no index reaches are never read. A page is a power of two of tokens, or ValueError.
     """
     batch, queries, heads, size = q_latent.shape
     _fit("q_rope", q_rope, (batch, queries, heads, q_rope.shape[-1]))

@@ -25,7 +25,7 @@ def forward(queries: int, keys: int) -> Case:
     return Case("sparse_mla", f"{queries} queries, {keys // 1024}k keys", *_account(queries), build, PAIRS)
 
 
-def paged(batch: int, queries: int, keys: int) -> Case:
+def paged(batch: int, queries: int, keys: int, fp8: bool = False) -> Case:
     """A chunk of a prompt, or a step of many sequences: each has its pages anywhere in the pool."""
 
     def build():
@@ -39,11 +39,13 @@ def paged(batch: int, queries: int, keys: int) -> Case:
         bf16, i32 = jnp.bfloat16, jnp.int32
         row = ((batch, queries, TOP_K), i32), ((batch, queries), i32)
         q = ((batch, queries, HEADS, LATENT), bf16), ((batch, queries, HEADS, ROPE), bf16)
-        pages = ((batch * keys // PAGE, PAGE, 1, LATENT // 2 + 128), jnp.uint32)
+        pages = ((batch * keys // PAGE, PAGE, 1, LATENT // (4 if fp8 else 2) + 128), jnp.uint32)
         return step("tpu"), step("xla"), [*q, pages, ((batch, keys // PAGE), i32), *row]
 
-    shape = f"{queries} queries of {batch} sequences, {keys // 1024}k keys, paged"
-    return Case("sparse_mla", shape, *_account(batch * queries), build, PAIRS)
+    shape = f"{queries} queries of {batch} sequences, {keys // 1024}k keys in pages" + fp8 * ", fp8"
+    multiply_adds, moved = _account(batch * queries)
+    moved -= fp8 * batch * queries * TOP_K * (LATENT - 4 * LATENT // 128)
+    return Case("sparse_mla", shape, multiply_adds, moved, build, PAIRS)
 
 
 def backward(queries: int, keys: int) -> Case:
@@ -107,6 +109,7 @@ CASES = {
     "mla_forward_8k": forward(64, 1 << 13),
     "mla_prefill_128k": paged(1, 64, 1 << 17),
     "mla_decode_128k": paged(64, 1, 1 << 17),
+    "mla_decode_128k_fp8": paged(64, 1, 1 << 17, fp8=True),
     "mla_backward_8k": backward(64, 1 << 13),
     "mla_backward_128k": backward(64, 1 << 17),
 }

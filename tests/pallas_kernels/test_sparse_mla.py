@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from jax.experimental.pallas import tpu as pltpu
 
+from pallas_kernels.quantize import dequantize_rows, quantize_rows
 from pallas_kernels.sparse_mla import pack_rows, reference, sparse_mla, sparse_mla_paged, tpu, tpu_backward
 from pallas_kernels.sparse_mla.rows import unpack
 
@@ -33,16 +34,16 @@ def example(seed=0, batch=2, queries=5, heads=4, keys=300, top_k=40, dtype=jnp.f
     return q, rows, jnp.asarray(index), jnp.asarray(count, jnp.int32)
 
 
-def naive(q, rows, index, count):
+def naive(q, rows, index, count, latent=LATENT):
     """The formula, query by query."""
     q, rows = np.asarray(q, np.float64), np.asarray(rows, np.float64)
-    out, logsumexp = np.zeros((*q.shape[:3], LATENT)), np.full(q.shape[:3], -np.inf)
+    out, logsumexp = np.zeros((*q.shape[:3], latent)), np.full(q.shape[:3], -np.inf)
     for b, s in np.ndindex(*count.shape):
         if count[b, s]:
             keys = rows[b, np.asarray(index[b, s, : count[b, s]])]
             score = SCALE * q[b, s] @ keys.T
             logsumexp[b, s] = np.log(np.exp(score).sum(axis=-1))
-            out[b, s] = np.exp(score - logsumexp[b, s][:, None]) @ keys[:, :LATENT]
+            out[b, s] = np.exp(score - logsumexp[b, s][:, None]) @ keys[:, :latent]
     return out, logsumexp
 
 
@@ -120,6 +121,38 @@ def test_a_packed_row_holds_every_bit(dtype):
     found = unpack(packed[..., 0, :], dtype, LATENT)
     np.testing.assert_array_equal(found[..., : LATENT + ROPE], rows)
     np.testing.assert_array_equal(found[..., LATENT + ROPE :], 0)
+
+
+@pytest.mark.parametrize("backend", ["xla", "tpu"])
+def test_fp8_rows_are_attended_as_the_values_they_hold(backend, monkeypatch):
+    monkeypatch.setattr(tpu, "paged", functools.partial(tpu.paged, tile=16, interpret=STRICT))
+    rng = np.random.default_rng(11)
+    q, rows = (jnp.asarray(rng.standard_normal(shape), jnp.bfloat16) for shape in ((1, 3, 4, 576), (1, 64, 576)))
+    index = jnp.asarray([np.sort(rng.permutation(64)[:20]) for _ in range(3)], jnp.int32)[None]
+    count = jnp.array([[20, 0, 17]], jnp.int32)
+    latent, rope = rows[..., :512], rows[..., 512:]
+    pages = pack_rows(latent, rope, fp8=True).reshape(4, 16, 1, -1)
+    assert pages.shape[-1] == 256  # two thirds of the bfloat16 row
+    value, scale = quantize_rows(latent)
+    held = jnp.concatenate([dequantize_rows(value, scale, jnp.float32), rope.astype(jnp.float32)], axis=-1)
+    found = sparse_mla_paged(
+        q[..., :512], q[..., 512:], pages, jnp.arange(4)[None], index, count, SCALE, backend=backend
+    )
+    for got, wanted in zip(found, naive(q, held, index, count, 512), strict=True):
+        np.testing.assert_allclose(np.asarray(got, np.float64), wanted, atol=2**-7, rtol=2**-7)
+
+
+def test_an_fp8_row_holds_every_finite_value():
+    """Each block of 128 has 448 in it, so that its scale is 1: all 254 codes, subnormals too, come back."""
+    codes = np.array([c for c in range(256) if c & 0x7F != 0x7F], np.uint8)
+    values = np.zeros((1, 512), np.float32)
+    values[0, :254] = codes.view(jnp.float8_e4m3fn).astype(np.float32)
+    values[0, 127::128] = 448
+    rope = jnp.asarray(np.random.default_rng(12).standard_normal((1, 64)), jnp.bfloat16)
+    row = unpack(pack_rows(jnp.asarray(values, jnp.bfloat16), rope, fp8=True)[:, 0], jnp.bfloat16, 512)
+    np.testing.assert_array_equal(row[:, :512], values)
+    np.testing.assert_array_equal(row[:, 512:576], rope)
+    np.testing.assert_array_equal(row[:, 576:], 0)
 
 
 def test_gradients_are_those_of_finite_differences():
