@@ -5,7 +5,7 @@ from __future__ import annotations
 from pallas_kernels.compile.case import Case
 from pallas_kernels.compile.schedule import Loop, runs
 from pallas_kernels.index_select import tpu_decode
-from pallas_kernels.index_select.tpu import TILE, TOGETHER, query_block
+from pallas_kernels.index_select.tpu import TOGETHER, key_tile, query_block
 from pallas_kernels.index_select.tpu_select import LANES, REACH_SPANS, ROWS, SLOT_REGISTERS, SNAP, SPAN
 
 HEADS, WIDTH, TOP_K = 32, 128, 2048
@@ -65,7 +65,7 @@ def prefill(queries: int, keys: int) -> Case:
     def times(found: list[Loop]) -> list[int]:
         """The first loop walks the keys of every block of queries; what follows the scoring runs at the last step."""
         counted = runs(found)
-        groups = counted[0] * TILE / keys * block / ROWS  # that one core selects for
+        groups = counted[0] * key_tile(keys) / keys * block / ROWS  # that one core selects for
         eights = [] if block == ROWS else [1]
         often = [round(groups * each) for each in [*eights, *selection(keys)]]
         return counted[:scoring] + often

@@ -18,7 +18,7 @@ from pallas_kernels.index_select.reference import LOWEST
 from pallas_kernels.index_select.reference import ranks as rank_of
 from pallas_kernels.index_select.tpu_select import LANES, ROWS, SPAN, scratch, select, slots_of
 
-TILE = 2048  # keys per step
+TILES = (8192, 4096, 2048)  # keys per step
 RANKS_BYTES = 32 << 20  # of VMEM that a block's ranks may take
 TOGETHER = 16  # queries per matrix product: a packed tile of bfloat16
 
@@ -31,7 +31,8 @@ def index_select(q, w, k, first, last, top_k: int, *, interpret=False):
         raise NotImplementedError(f"index_select on tpu wants a head width that is a multiple of {LANES}, got {width}")
     if q.dtype not in (jnp.bfloat16, jnp.float32) or k.dtype != q.dtype:
         raise NotImplementedError(f"index_select on tpu takes bfloat16 or float32 q and k, got {q.dtype} and {k.dtype}")
-    keys_padded = -(-keys // TILE) * TILE
+    tile = key_tile(keys)
+    keys_padded = -(-keys // tile) * tile
     columns = -(-keys // SPAN) * SPAN
     block = query_block(queries, columns)
     slots = slots_of(top_k)
@@ -41,14 +42,14 @@ def index_select(q, w, k, first, last, top_k: int, *, interpret=False):
         a, [(0, 0), (0, -a.shape[1] % size)] + [(0, 0)] * (a.ndim - 2), constant_values=value
     )
     q, w, first, last = (pad(a, block) for a in (q, w, first, last))
-    k = pad(k, TILE)
+    k = pad(k, tile)
     padded = q.shape[1]
     # Rows in the order in which they pass: the queries of one product, head by head.
     q = q.reshape(batch, padded // together, together, heads, width).swapaxes(2, 3)
     q = q.reshape(batch, padded // together, heads * together, width)
     seen = jnp.stack([first, jnp.minimum(last, keys)], axis=-1).astype(jnp.int32)
 
-    grid = (batch, padded // block, keys_padded // TILE)
+    grid = (batch, padded // block, keys_padded // tile)
     kernel = functools.partial(_kernel, top_k=top_k, heads=heads, together=together)
     index, count = pl.pallas_call(
         kernel,
@@ -56,7 +57,7 @@ def index_select(q, w, k, first, last, top_k: int, *, interpret=False):
         in_specs=[
             pl.BlockSpec((1, block // together, heads * together, width), lambda b, s, t: (b, s, 0, 0)),
             pl.BlockSpec((1, block, heads), lambda b, s, t: (b, s, 0)),
-            pl.BlockSpec((1, TILE, width), lambda b, s, t: (b, t, 0)),
+            pl.BlockSpec((1, tile, width), lambda b, s, t: (b, t, 0)),
             pl.BlockSpec((1, block, 2), lambda b, s, t: (b, s, 0)),
         ],
         out_specs=[
@@ -82,6 +83,11 @@ def index_select(q, w, k, first, last, top_k: int, *, interpret=False):
         name="index_select",
     )(q, w.astype(jnp.float32), k, seen)
     return index[:, :queries, :top_k], count[:, :queries, 0]
+
+
+def key_tile(keys: int) -> int:
+    """The more keys a step scores, the less its matrix products wait at both ends; padding stays below an eighth."""
+    return next((tile for tile in TILES if tile * 8 <= keys), TILES[-1])
 
 
 def query_block(queries: int, keys: int) -> int:
@@ -117,8 +123,8 @@ def _kernel(q, w, k, seen, index, count, ranks, words, reach, *, top_k, heads, t
 
 def _score(q, w, k, seen, ranks, step, *, heads, together):
     """Ranks of a block's queries against one chunk of keys."""
-    block = w.shape[1]
-    column = step * TILE + jax.lax.broadcasted_iota(jnp.int32, (together, TILE), 1)
+    block, tile = w.shape[1], k.shape[1]
+    column = step * tile + jax.lax.broadcasted_iota(jnp.int32, (together, tile), 1)
     exact = jax.lax.Precision.HIGHEST if q.dtype == jnp.float32 else jax.lax.Precision.DEFAULT
 
     def some_queries(g, _):
@@ -126,12 +132,12 @@ def _score(q, w, k, seen, ranks, step, *, heads, together):
         dots = jax.lax.dot_general(
             q[0, g], k[0], (((1,), (1,)), ((), ())), precision=exact, preferred_element_type=jnp.float32
         )
-        weight, total = w[0, rows], jnp.zeros((together, TILE), jnp.float32)
+        weight, total = w[0, rows], jnp.zeros((together, tile), jnp.float32)
         for head in range(heads):
             dot = jnp.maximum(dots[head * together : (head + 1) * together], 0)
             total = total + dot * weight[:, head : head + 1]
         visible = (seen[0, rows, 0:1] <= column) & (column < seen[0, rows, 1:2])
-        ranks[rows, pl.ds(pl.multiple_of(step * TILE, TILE), TILE)] = jnp.where(visible, rank_of(total), LOWEST)
+        ranks[rows, pl.ds(pl.multiple_of(step * tile, tile), tile)] = jnp.where(visible, rank_of(total), LOWEST)
         return 0
 
     jax.lax.fori_loop(0, block // together, some_queries, 0)
