@@ -9,7 +9,7 @@ from pallas_kernels.index_select.tpu import TOGETHER, key_tile, query_block
 from pallas_kernels.index_select.tpu_select import LANES, REACH_SPANS, ROWS, SLOT_REGISTERS, SNAP, SPAN
 
 HEADS, WIDTH, TOP_K = 32, 128, 2048
-PASSES = 8  # over the ranks until each of eight queries has its threshold: simulated, random scores of 128k keys
+PASSES = 10  # over the ranks until each of eight queries has its threshold: simulated, random scores of 128k keys
 SPREAD = 66  # slots by which eight such queries differ in what they have chosen up to the same key
 
 

@@ -3,7 +3,7 @@
 Threshold. The rank that a query's best keys reach: passes that count the ranks at or above a guess. A normal
 distribution with the mean and deviation of every 16th key gives the first guess, then the logarithm of the count is
 interpolated between what is known below and above; bisection of the ranks bounds what interpolation cannot. From the
-sixth pass on a bound moves to the nearest rank that exists, so that few distinct scores are few passes. Only where
+tenth pass on a bound moves to the nearest rank that exists, so that few distinct scores are few passes. Only where
 ranks tie at the threshold, a bisection over columns finds where the lower ones end.
 
 Key numbers. One bit per key: 128 registers of 128 keys give four words per lane, and 32 x 32 bit transposes across
@@ -30,7 +30,7 @@ SPAN = LANES * WORDS * WORD  # keys per turn of a loop, whose bits fill the lane
 REACH_SPANS = 4  # whose words are counted by one product
 SLOT_REGISTERS = 2  # of output, per turn
 SAMPLE = 16  # of so many ranks one is looked at for the first guess
-SNAP, BISECT = 6, 12  # passes from which bounds move to ranks that exist, and every other pass bisects
+SNAP, BISECT = 10, 12  # passes from which bounds move to ranks that exist, and every other pass bisects
 HIGHEST = jnp.iinfo(jnp.int32).max
 
 
@@ -242,34 +242,39 @@ def _int32(bits: int):
 
 def _pack(rank, rows, spans, threshold, words):
     """A bit per key that reaches the threshold: lane p of a span's word a holds its keys 128p + 32a and 31 more."""
-    lane, reached = _lanes(), _wide(threshold)
+    reached = _wide(threshold)
 
-    def span(i, _):
+    def span(i, before):
+        _turn(before, jnp.maximum(i - 1, 0), words)  # beside the comparisons, since its gathers are a chain
         some = rank[rows, pl.ds(pl.multiple_of(i * SPAN, SPAN), SPAN)]
         columns = jnp.zeros((ROWS, STEP), jnp.int32)  # words of keys that are 512 apart
         for bit in range(WORD):
             columns |= jnp.where(some[:, bit * STEP : (bit + 1) * STEP] >= reached, _int32(1 << bit), 0)
-        turned = []
-        for n in range(WORDS):
-            word = columns[:, n * LANES : (n + 1) * LANES]
-            # Rows and columns of 32 x 32 bits change places: halves, then quarters, down to single bits.
-            for side in (16, 8, 4, 2, 1):
-                low = _int32(sum(1 << bit for bit in range(WORD) if not bit & side))
-                other = _gather(word, lane ^ side)
-                from_above = (word & low) | jax.lax.shift_left(other & low, jnp.int32(side))
-                from_below = (word & ~low) | (jax.lax.shift_right_logical(other, jnp.int32(side)) & low)
-                word = jnp.where((lane & side) == 0, from_above, from_below)
-            turned.append(word)
-        # Lane 32a + b of the n-th now holds word a of the 128 keys 4b + n.
-        for a in range(WORDS):
-            of_lane = [_gather(word, a * WORD + (lane >> 2)) for word in turned]
-            word = of_lane[0]
-            for n in range(1, WORDS):
-                word = jnp.where((lane & 3) == n, of_lane[n], word)
-            words[a, _rows(i)] = word
-        return 0
+        return columns
 
-    jax.lax.fori_loop(0, spans, span, 0)
+    _turn(jax.lax.fori_loop(0, spans, span, jnp.zeros((ROWS, STEP), jnp.int32)), jnp.maximum(spans - 1, 0), words)
+
+
+def _turn(columns, i, words):
+    """From words of keys that are 512 apart to words of keys in a row."""
+    lane, turned = _lanes(), []
+    for n in range(WORDS):
+        word = columns[:, n * LANES : (n + 1) * LANES]
+        # Rows and columns of 32 x 32 bits change places: halves, then quarters, down to single bits.
+        for side in (16, 8, 4, 2, 1):
+            low = _int32(sum(1 << bit for bit in range(WORD) if not bit & side))
+            other = _gather(word, lane ^ side)
+            from_above = (word & low) | jax.lax.shift_left(other & low, jnp.int32(side))
+            from_below = (word & ~low) | (jax.lax.shift_right_logical(other, jnp.int32(side)) & low)
+            word = jnp.where((lane & side) == 0, from_above, from_below)
+        turned.append(word)
+    # Lane 32a + b of the n-th now holds word a of the 128 keys 4b + n.
+    for a in range(WORDS):
+        of_lane = [_gather(word, a * WORD + (lane >> 2)) for word in turned]
+        word = of_lane[0]
+        for n in range(1, WORDS):
+            word = jnp.where((lane & 3) == n, of_lane[n], word)
+        words[a, _rows(i)] = word
 
 
 def _first_beyond(reach, slot, among: int):
