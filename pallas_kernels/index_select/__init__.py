@@ -24,6 +24,7 @@ def index_select(
     first: Int[Array, "B S"],
     last: Int[Array, "B S"],
     top_k: int,
+    k_scale: Float[Array, "B T"] | None = None,
     backend: str | None = None,
 ) -> tuple[Int[Array, "B S K"], Int[Array, "B S"]]:
     """The top_k keys t of each query by I[s,t] = Σ_j w[s,j] · relu(q[s,j] · k[t]), in float32, over first ≤ t < last.
@@ -32,9 +33,11 @@ def index_select(
     Equal scores go to the lower t. Returns ascending key numbers, 0 from `count` on (K = min(top_k, T)), and
     count = min(top_k, last - first). Not differentiable: the indexer learns by its own loss.
 
-    q and k are bfloat16 or float32, w float32 with both scale factors (X^-1/2, J^-1/2) folded in. `backend` is "tpu",
-    "xla", or None for what serves these shapes on the platform at hand. Raises NotImplementedError with the reason
-    where a backend that was asked for by name cannot serve them, ValueError for shapes that do not fit together.
+    q and k are bfloat16, float32 or float8_e4m3fn, w float32 with both scale factors (X^-1/2, J^-1/2) folded in, and
+    q's scale where it has one. A key of float8 that stands for k_scale[t] · k[t], with k_scale[t] > 0, scores
+    k_scale[t] · I[s,t]. `backend` is "tpu", "xla", or None for what serves these shapes on the platform at hand.
+    Raises NotImplementedError with the reason where a backend that was asked for by name cannot serve them, ValueError
+    for shapes that do not fit together.
     Source: DeepSeek-V3.2 (arXiv 2512.02556, §2.1).
     """
     batch, queries, heads, width = q.shape
@@ -45,9 +48,11 @@ def index_select(
         )
     if last.shape != first.shape or top_k < 1:
         raise ValueError(f"index_select: last {last.shape} and first {first.shape} differ, or top_k = {top_k} < 1")
+    if k_scale is not None and k_scale.shape != k.shape[:2]:
+        raise ValueError(f"index_select: k {k.shape} wants k_scale {k.shape[:2]}, got {k_scale.shape}")
     serve = choose("index_select", {"tpu": tpu.index_select, "xla": reference.index_select}, backend)
     q, w, k = jax.lax.stop_gradient((q, w, k))
-    return serve(q, w, k, first, last, min(top_k, k.shape[1]))
+    return serve(q, w, k, first, last, min(top_k, k.shape[1]), k_scale)
 
 
 def index_select_paged(

@@ -10,7 +10,7 @@ LOWEST = jnp.iinfo(jnp.int32).min  # the rank of what is not visible
 SCORES = 1 << 24  # (query, key) pairs that exist at once
 
 
-def index_select(q, w, k, first, last, top_k: int) -> tuple[Int[Array, "B S K"], Int[Array, "B S"]]:
+def index_select(q, w, k, first, last, top_k: int, k_scale=None) -> tuple[Int[Array, "B S K"], Int[Array, "B S"]]:
     """See `pallas_kernels.index_select.index_select`."""
     batch, queries = w.shape[:2]
     keys = k.shape[1]
@@ -25,7 +25,8 @@ def index_select(q, w, k, first, last, top_k: int) -> tuple[Int[Array, "B S K"],
         q, w, first, last = args
         column = jnp.arange(keys)
         visible = (first[..., None] <= column) & (column < last[..., None])
-        return columns_of(select(jnp.where(visible, ranks(scores(q, w, k)), LOWEST), top_k), top_k)
+        score = scores(q, w, k) if k_scale is None else scores(q, w, k) * k_scale[:, None]
+        return columns_of(select(jnp.where(visible, ranks(score), LOWEST), top_k), top_k)
 
     join = lambda a: a.swapaxes(0, 1).reshape(batch, blocks * size, *a.shape[3:])[:, :queries]
     return jax.tree.map(join, jax.lax.map(block, (split(q), split(w), split(first), split(last))))
@@ -39,6 +40,7 @@ def index_select_paged(q, w, pages, table, first, last, top_k: int) -> tuple[Int
 
 def scores(q: Float[Array, "B S J X"], w: Float[Array, "B S J"], k: Float[Array, "B T X"]) -> Float[Array, "B S T"]:
     """I[s,t] = Σ_j w[s,j] · relu(q[s,j] · k[t]), accumulated in float32 (float64 for float64 inputs)."""
+    q, k = (a.astype(jnp.bfloat16) if a.dtype == jnp.float8_e4m3fn else a for a in (q, k))  # exact
     wide = jnp.promote_types(q.dtype, jnp.float32)
     dots = jax.nn.relu(jnp.einsum("bsjx,btx->bsjt", q, k, preferred_element_type=wide))
     return jnp.einsum("bsjt,bsj->bst", dots, w.astype(wide))

@@ -23,14 +23,13 @@ RANKS_BYTES = 32 << 20  # of VMEM that a block's ranks may take
 TOGETHER = 16  # queries per matrix product: a packed tile of bfloat16
 
 
-def index_select(q, w, k, first, last, top_k: int, *, interpret=False):
-    """See `pallas_kernels.index_select.index_select`. bfloat16 or float32, X a multiple of 128."""
+def index_select(q, w, k, first, last, top_k: int, k_scale=None, *, interpret=False):
+    """See `pallas_kernels.index_select.index_select`. X a multiple of 128; float8 passes as bfloat16, exactly."""
     batch, queries, heads, width = q.shape
     keys = k.shape[1]
     if width % LANES:
         raise NotImplementedError(f"index_select on tpu wants a head width that is a multiple of {LANES}, got {width}")
-    if q.dtype not in (jnp.bfloat16, jnp.float32) or k.dtype != q.dtype:
-        raise NotImplementedError(f"index_select on tpu takes bfloat16 or float32 q and k, got {q.dtype} and {k.dtype}")
+    q = q.astype(factor_of(q, k))
     tile = key_tile(keys)
     keys_padded = -(-keys // tile) * tile
     columns = -(-keys // SPAN) * SPAN
@@ -43,6 +42,8 @@ def index_select(q, w, k, first, last, top_k: int, *, interpret=False):
     )
     q, w, first, last = (pad(a, block) for a in (q, w, first, last))
     k = pad(k, tile)
+    scales = [] if k_scale is None else [pad(k_scale.astype(jnp.float32), tile)[:, None]]
+    wide = [] if k.dtype == q.dtype else [pltpu.VMEM((tile, width), q.dtype)]
     padded = q.shape[1]
     # Rows in the order in which they pass: the queries of one product, head by head.
     q = q.reshape(batch, padded // together, together, heads, width).swapaxes(2, 3)
@@ -50,7 +51,7 @@ def index_select(q, w, k, first, last, top_k: int, *, interpret=False):
     seen = jnp.stack([first, jnp.minimum(last, keys)], axis=-1).astype(jnp.int32)
 
     grid = (batch, padded // block, keys_padded // tile)
-    kernel = functools.partial(_kernel, top_k=top_k, heads=heads, together=together)
+    kernel = functools.partial(_kernel, top_k=top_k, heads=heads, together=together, scaled=bool(scales))
     index, count = pl.pallas_call(
         kernel,
         grid=grid,
@@ -59,6 +60,7 @@ def index_select(q, w, k, first, last, top_k: int, *, interpret=False):
             pl.BlockSpec((1, block, heads), lambda b, s, t: (b, s, 0)),
             pl.BlockSpec((1, tile, width), lambda b, s, t: (b, t, 0)),
             pl.BlockSpec((1, block, 2), lambda b, s, t: (b, s, 0)),
+            *[pl.BlockSpec((1, 1, tile), lambda b, s, t: (b, 0, t)) for _ in scales],
         ],
         out_specs=[
             pl.BlockSpec((1, block, slots), lambda b, s, t: (b, s, 0)),
@@ -68,7 +70,7 @@ def index_select(q, w, k, first, last, top_k: int, *, interpret=False):
             jax.ShapeDtypeStruct((batch, padded, slots), jnp.int32),
             jax.ShapeDtypeStruct((batch, padded, LANES), jnp.int32),
         ],
-        scratch_shapes=[pltpu.VMEM((block, columns), jnp.int32), *scratch(columns)],
+        scratch_shapes=[pltpu.VMEM((block, columns), jnp.int32), *scratch(columns), *wide],
         compiler_params=pltpu.CompilerParams(
             dimension_semantics=("parallel", "parallel", "arbitrary"), vmem_limit_bytes=RANKS_BYTES + (24 << 20)
         ),
@@ -81,7 +83,7 @@ def index_select(q, w, k, first, last, top_k: int, *, interpret=False):
         ),
         interpret=interpret,
         name="index_select",
-    )(q, w.astype(jnp.float32), k, seen)
+    )(q, w.astype(jnp.float32), k, seen, *scales)
     return index[:, :queries, :top_k], count[:, :queries, 0]
 
 
@@ -98,7 +100,21 @@ def query_block(queries: int, keys: int) -> int:
     return min(128, 1 << fit.bit_length() - 1, max(8, 1 << (queries - 1).bit_length()))
 
 
-def _kernel(q, w, k, seen, index, count, ranks, words, reach, *, top_k, heads, together):
+def factor_of(q, k):
+    """The type in which scores are multiplied. NotImplementedError for what no kernel takes."""
+    if q.dtype == k.dtype and q.dtype in (jnp.bfloat16, jnp.float32):
+        return q.dtype
+    if k.dtype == jnp.float8_e4m3fn and q.dtype in (jnp.float8_e4m3fn, jnp.bfloat16):
+        return jnp.dtype(jnp.bfloat16)
+    raise NotImplementedError(
+        f"index_select on tpu takes q and keys in bfloat16 or float32 alike, or keys in float8_e4m3fn and q in that "
+        f"or bfloat16; got {q.dtype} and {k.dtype}"
+    )
+
+
+def _kernel(q, w, k, seen, *refs, top_k, heads, together, scaled):
+    (scale,), refs = (refs[:1], refs[1:]) if scaled else ((None,), refs)
+    index, count, ranks, words, reach, *wide = refs
     step, steps = pl.program_id(2), pl.num_programs(2)
     block, keys = ranks.shape
     scored = k.shape[1]
@@ -107,7 +123,11 @@ def _kernel(q, w, k, seen, index, count, ranks, words, reach, *, top_k, heads, t
     def _():
         ranks[...] = jnp.full_like(ranks, LOWEST)
 
-    _score(q, w, k, seen, ranks, step, heads=heads, together=together)
+    keys_of_step = k.at[0]
+    if wide:
+        (keys_of_step,) = wide
+        keys_of_step[...] = k[0].astype(q.dtype)
+    _score(q, w, keys_of_step, scale, seen, ranks, step, heads=heads, together=together)
 
     @pl.when(step == steps - 1)
     def _():
@@ -121,21 +141,23 @@ def _kernel(q, w, k, seen, index, count, ranks, words, reach, *, top_k, heads, t
         jax.lax.fori_loop(0, block // ROWS, eight, 0)
 
 
-def _score(q, w, k, seen, ranks, step, *, heads, together):
+def _score(q, w, k, scale, seen, ranks, step, *, heads, together):
     """Ranks of a block's queries against one chunk of keys."""
-    block, tile = w.shape[1], k.shape[1]
+    block, tile = w.shape[1], k.shape[0]
     column = step * tile + jax.lax.broadcasted_iota(jnp.int32, (together, tile), 1)
     exact = jax.lax.Precision.HIGHEST if q.dtype == jnp.float32 else jax.lax.Precision.DEFAULT
 
     def some_queries(g, _):
         rows = pl.ds(pl.multiple_of(g * together, together), together)
         dots = jax.lax.dot_general(
-            q[0, g], k[0], (((1,), (1,)), ((), ())), precision=exact, preferred_element_type=jnp.float32
+            q[0, g], k[...], (((1,), (1,)), ((), ())), precision=exact, preferred_element_type=jnp.float32
         )
         weight, total = w[0, rows], jnp.zeros((together, tile), jnp.float32)
         for head in range(heads):
             dot = jnp.maximum(dots[head * together : (head + 1) * together], 0)
             total = total + dot * weight[:, head : head + 1]
+        if scale is not None:
+            total = total * scale[0]
         visible = (seen[0, rows, 0:1] <= column) & (column < seen[0, rows, 1:2])
         ranks[rows, pl.ds(pl.multiple_of(step * tile, tile), tile)] = jnp.where(visible, rank_of(total), LOWEST)
         return 0

@@ -52,12 +52,20 @@ def check(inputs, first, last, top_k, run):
     np.testing.assert_array_equal(index, want[0])
 
 
-def interpreted(q, w, k, first, last, top_k):
-    return tpu.index_select(q, w, k, first, last, min(top_k, k.shape[1]), interpret=STRICT)
+def interpreted(q, w, k, first, last, top_k, k_scale=None):
+    return tpu.index_select(q, w, k, first, last, min(top_k, k.shape[1]), k_scale, interpret=STRICT)
 
 
 def xla(*args):
     return index_select(*args, backend="xla")
+
+
+def in_float8(seed, *shape):
+    """Rows of float8 and the powers of two that bring them back, as a cache keeps them; each number has two bits."""
+    rng = np.random.default_rng(seed)
+    rows = rng.integers(-3, 4, shape) * 2.0 ** rng.integers(-6, 7, (*shape[:-1], 1))
+    scale = 2.0 ** rng.integers(-9, 10, shape[:-1])
+    return jnp.asarray(rows, jnp.float8_e4m3fn), jnp.asarray(scale, jnp.float32)
 
 
 @pytest.mark.parametrize("run", [xla, interpreted])
@@ -65,6 +73,22 @@ def xla(*args):
 def test_selects_the_best_visible_keys_and_ties_go_to_the_lower(run, dtype):
     inputs = example(dtype=dtype)
     check(inputs, *causal(1, 8, 300), 64, run)
+
+
+@pytest.mark.parametrize("run", [xla, interpreted])
+@pytest.mark.parametrize("q_dtype", [jnp.float8_e4m3fn, jnp.bfloat16])
+def test_float8_keys_score_by_what_they_stand_for(run, q_dtype):
+    q, q_scale = in_float8(11, 1, 8, 4, 128)
+    k, k_scale = in_float8(12, 1, 300, 128)
+    w = example()[1]
+    first, last = causal(1, 8, 300)
+    index, count = run(q.astype(q_dtype), w * q_scale, k, first, last, 64, k_scale)
+    exact = [np.asarray(a, np.float64) for a in (q, q_scale, k, k_scale)]
+    want = brute_force(
+        exact[0] * exact[1][..., None], w, exact[2] * exact[3][..., None], *map(np.asarray, (first, last)), 64
+    )
+    np.testing.assert_array_equal(count, want[1])
+    np.testing.assert_array_equal(index, want[0])
 
 
 @pytest.mark.parametrize("run", [xla, interpreted])
@@ -113,6 +137,10 @@ def test_shapes_that_do_not_fit_together_are_named():
     first, last = causal(1, 8, 300)
     with pytest.raises(ValueError, match=r"got w \(1, 8, 3\)"):
         index_select(q, w[..., :3], k, first, last, 10)
+    with pytest.raises(ValueError, match=r"wants k_scale \(1, 300\), got \(1, 3\)"):
+        index_select(q, w, k, first, last, 10, jnp.ones((1, 3)))
+    with pytest.raises(NotImplementedError, match="got float32 and bfloat16"):
+        index_select(q, w, k.astype(jnp.bfloat16), first, last, 10, backend="tpu")
 
 
 def paged(k, page, seed=0, garbage=None):
