@@ -63,12 +63,14 @@ def index_select_paged(
     first: Int[Array, "B S"],
     last: Int[Array, "B S"],
     top_k: int,
+    page_scale: Float[Array, "P page"] | None = None,
     backend: str | None = None,
 ) -> tuple[Int[Array, "B S K"], Int[Array, "B S"]]:
     """`index_select` where key t of sequence b is pages[table[b, t // page], t % page]: decode, and drafts to verify.
 
     A page is a power of two of keys, 16 or more. Entries of the table at or beyond ceil(max(last[b]) / page) are never
-    followed, whatever they hold. K = min(top_k, N · page); everything else, and the errors, as in `index_select`.
+    followed, whatever they hold. page_scale is k_scale, kept by pages. K = min(top_k, N · page); everything else, and
+    the errors, as in `index_select`.
     """
     batch, queries, heads, width = q.shape
     rows, page = (batch, queries), pages.shape[1]
@@ -83,8 +85,10 @@ def index_select_paged(
         )
     if page < 16 or page & (page - 1):
         raise ValueError(f"index_select_paged: a page is a power of two of keys, 16 or more; pages has {page}")
+    if page_scale is not None and page_scale.shape != pages.shape[:2]:
+        raise ValueError(f"index_select_paged: page_scale wants {pages.shape[:2]}, got {page_scale.shape}")
     serve = choose(
         "index_select_paged", {"tpu": tpu_decode.index_select_paged, "xla": reference.index_select_paged}, backend
     )
     q, w, pages = jax.lax.stop_gradient((q, w, pages))
-    return serve(q, w, pages, table, first, last, min(top_k, table.shape[1] * page))
+    return serve(q, w, pages, table, first, last, min(top_k, table.shape[1] * page), page_scale)

@@ -32,10 +32,13 @@ def index_select(q, w, k, first, last, top_k: int, k_scale=None) -> tuple[Int[Ar
     return jax.tree.map(join, jax.lax.map(block, (split(q), split(w), split(first), split(last))))
 
 
-def index_select_paged(q, w, pages, table, first, last, top_k: int) -> tuple[Int[Array, "B S K"], Int[Array, "B S"]]:
+def index_select_paged(
+    q, w, pages, table, first, last, top_k: int, page_scale=None
+) -> tuple[Int[Array, "B S K"], Int[Array, "B S"]]:
     """See `pallas_kernels.index_select.index_select_paged`. Gathers the pages first."""
-    k = pages[table].reshape(table.shape[0], -1, pages.shape[-1])
-    return index_select(q, w, k, first, last, top_k)
+    in_order = lambda a: a[table].reshape(table.shape[0], -1, *a.shape[2:])
+    scale = None if page_scale is None else in_order(page_scale)
+    return index_select(q, w, in_order(pages), first, last, top_k, scale)
 
 
 def scores(q: Float[Array, "B S J X"], w: Float[Array, "B S J"], k: Float[Array, "B T X"]) -> Float[Array, "B S T"]:

@@ -20,6 +20,7 @@ from jax.experimental.pallas import tpu as pltpu
 
 from pallas_kernels.index_select.reference import LOWEST
 from pallas_kernels.index_select.reference import ranks as rank_of
+from pallas_kernels.index_select.tpu import factor_of
 from pallas_kernels.index_select.tpu_select import LANES, ROWS, SPAN, scratch, select, slots_of
 
 TILE = 2048  # keys that are copied and scored at once
@@ -31,15 +32,17 @@ TABLE_ENTRIES = 1 << 16  # page numbers that scalar memory holds; more sequences
 SEQUENCE, AT, ISSUED, SCORED = range(4)  # of the state: the tile to copy next, tiles copied and scored so far
 
 
-def index_select_paged(q, w, pages, table, first, last, top_k: int, *, interpret=False):
-    """See `pallas_kernels.index_select.index_select_paged`. bfloat16 or float32, X a multiple of 128, S ≤ 8."""
+def index_select_paged(q, w, pages, table, first, last, top_k: int, page_scale=None, *, interpret=False):
+    """See `pallas_kernels.index_select.index_select_paged`. X a multiple of 128, S ≤ 8; float8 as in `tpu`."""
     batch, queries, heads, width = q.shape
     page, entries = pages.shape[1], table.shape[1]
     if width % LANES:
         raise NotImplementedError(f"index_select on tpu wants a head width that is a multiple of {LANES}, got {width}")
-    if q.dtype not in (jnp.bfloat16, jnp.float32) or pages.dtype != q.dtype:
+    q = q.astype(factor_of(q, pages))
+    if pages.dtype.itemsize == 1 and page < 32 or page_scale is not None and page != LANES:
         raise NotImplementedError(
-            f"index_select on tpu takes bfloat16 or float32 q and pages, got {q.dtype} and {pages.dtype}"
+            f"paged index_select on tpu takes float8 in pages of 32 keys or more, its scales in pages of {LANES} keys; "
+            f"got {page}"
         )
     if queries > ROWS or page > TILE:
         raise NotImplementedError(
@@ -53,7 +56,7 @@ def index_select_paged(q, w, pages, table, first, last, top_k: int, *, interpret
         )
     if batch * columns // page > TABLE_ENTRIES and batch > 1:
         half = batch // 2
-        call = functools.partial(index_select_paged, top_k=top_k, interpret=interpret)
+        call = functools.partial(index_select_paged, top_k=top_k, page_scale=page_scale, interpret=interpret)
         parts = [
             call(*(a[i] for a in (q, w)), pages, *(a[i] for a in (table, first, last)))
             for i in (slice(half), slice(half, None))
@@ -89,11 +92,12 @@ def index_select_paged(q, w, pages, table, first, last, top_k: int, *, interpret
     w = jnp.broadcast_to(w.swapaxes(1, 2).reshape(sequences, rows, 1), (sequences, rows, LANES))
     seen = jnp.stack([first, last], axis=-1).reshape(PARTS * steps, ROWS, 2)
 
+    scales = [] if page_scale is None else [page_scale.astype(jnp.float32)]
     slots = slots_of(top_k)
     ring = 1 << (RING_BYTES // (TILE * width * pages.dtype.itemsize)).bit_length() - 1
     of_step = lambda *shape: pl.BlockSpec(shape, lambda c, i, *_: (c * steps + i, *[0] * (len(shape) - 1)))
     index, count = pl.pallas_call(
-        functools.partial(_kernel, top_k=top_k, lines=lines),
+        functools.partial(_kernel, top_k=top_k, lines=lines, scaled=bool(scales)),
         grid_spec=pltpu.PrefetchScalarGridSpec(
             num_scalar_prefetch=4,
             grid=(PARTS, steps),
@@ -101,7 +105,7 @@ def index_select_paged(q, w, pages, table, first, last, top_k: int, *, interpret
                 of_step(share, rows, width),
                 of_step(share, rows, LANES),
                 of_step(1, ROWS, 2),
-                pl.BlockSpec(memory_space=pl.ANY),
+                *[pl.BlockSpec(memory_space=pl.ANY) for _ in [pages, *scales]],
             ],
             out_specs=[of_step(1, ROWS, slots), of_step(1, ROWS, LANES)],
             scratch_shapes=[
@@ -110,6 +114,7 @@ def index_select_paged(q, w, pages, table, first, last, top_k: int, *, interpret
                 pltpu.SMEM((4,), jnp.int32),
                 pltpu.SemaphoreType.DMA((ring,)),
                 *scratch(columns),
+                *[pltpu.VMEM((ring, TILE // page, page), jnp.float32) for _ in scales],
             ],
         ),
         out_shape=[
@@ -128,38 +133,21 @@ def index_select_paged(q, w, pages, table, first, last, top_k: int, *, interpret
         ),
         interpret=interpret,
         name="index_select_paged",
-    )(table.reshape(-1), tiles, total, following, q, w, seen, pages)
+    )(table.reshape(-1), tiles, total, following, q, w, seen, pages, *scales)
     index = index.reshape(sequences, lines, slots)[:batch, :queries, :top_k]
     return index, count.reshape(sequences, lines, LANES)[:batch, :queries, 0]
 
 
-def _kernel(
-    table,
-    tiles,
-    total,
-    following,
-    q,
-    w,
-    seen,
-    pages,
-    index,
-    count,
-    ring,
-    ranks,
-    state,
-    arrived,
-    words,
-    reach,
-    *,
-    top_k,
-    lines,
-):
+def _kernel(table, tiles, total, following, q, w, seen, pages, *refs, top_k, lines, scaled):
+    scales, refs = (refs[:1], refs[1:]) if scaled else ((), refs)
+    index, count, ring, ranks, state, arrived, words, reach, *scale_ring = refs
+    copied = list(zip((pages, *scales), (ring, *scale_ring), strict=True))
     share, steps = q.shape[0], pl.num_programs(1)
     part, step = pl.program_id(0), pl.program_id(1)
     sequence = (part * steps + step) * share  # this step's first
 
     def copy(_, __):
-        _copy_next(table, tiles, following, pages, ring, state, arrived)
+        _copy_next(table, tiles, following, copied, state, arrived)
         return 0
 
     @pl.when(step == 0)
@@ -179,8 +167,9 @@ def _kernel(
     def score(n, _):
         def tile(t, _, copies):
             buffer = state[SCORED] & (ring.shape[0] - 1)
-            pltpu.make_async_copy(ring.at[buffer], ring.at[buffer], arrived.at[buffer]).wait()
-            _score(q.at[n], w.at[n], ring.at[buffer], seen.at[0], ranks, n, t, lines)
+            for _, into in copied:
+                pltpu.make_async_copy(into.at[buffer], into.at[buffer], arrived.at[buffer]).wait()
+            _score(q.at[n], w.at[n], *(into.at[buffer] for _, into in copied), seen.at[0], ranks, n, t, lines)
             state[SCORED] = state[SCORED] + 1
             return copy(0, 0) if copies else 0  # without a branch, so that addresses and scores share bundles
 
@@ -195,9 +184,10 @@ def _kernel(
     select(ranks, pl.ds(0, ROWS), spans, visible, top_k, index.at[0], count.at[0], words, reach)
 
 
-def _copy_next(table, tiles, following, pages, ring, state, arrived):
-    """Starts the copies of the next tile's pages."""
+def _copy_next(table, tiles, following, copied, state, arrived):
+    """Starts the copies of the next tile's pages, and of their scales where they have some."""
     sequence, at = state[SEQUENCE], state[AT]
+    (pages, ring), *scales = copied
     page = pages.shape[1]
     each = TILE // page
     unrolled = min(each, 32)
@@ -208,7 +198,11 @@ def _copy_next(table, tiles, following, pages, ring, state, arrived):
         for i in range(unrolled):
             number = turn * unrolled + i
             into = ring.at[buffer, pl.ds(pl.multiple_of(number * page, page), page)]
-            pltpu.make_async_copy(pages.at[table[start + number]], into, arrived.at[buffer]).start()
+            place = table[start + number]
+            pltpu.make_async_copy(pages.at[place], into, arrived.at[buffer]).start()
+            for scale, into in scales:
+                one, row = pl.ds(place, 1), pl.ds(number, 1)
+                pltpu.make_async_copy(scale.at[one], into.at[buffer, row], arrived.at[buffer]).start()
         return 0
 
     jax.lax.fori_loop(0, each // unrolled, some, 0)
@@ -218,11 +212,12 @@ def _copy_next(table, tiles, following, pages, ring, state, arrived):
     state[ISSUED] = state[ISSUED] + 1
 
 
-def _score(q, w, keys, seen, ranks, n, t, lines):
+def _score(q, w, keys, *refs):
     """Ranks of a sequence's queries against one tile of its keys, into their rows."""
+    *scale, seen, ranks, n, t, lines = refs
     exact = jax.lax.Precision.HIGHEST if q.dtype == jnp.float32 else jax.lax.Precision.DEFAULT
     dots = jax.lax.dot_general(
-        q[...], keys[...], (((1,), (1,)), ((), ())), precision=exact, preferred_element_type=jnp.float32
+        q[...], keys[...].astype(q.dtype), (((1,), (1,)), ((), ())), precision=exact, preferred_element_type=jnp.float32
     )
     total = jnp.zeros((ROWS, TILE), jnp.float32)
     for row in range(0, q.shape[0], ROWS):
@@ -231,6 +226,10 @@ def _score(q, w, keys, seen, ranks, n, t, lines):
     while apart >= lines:  # a register holds several heads of each query
         total = total + pltpu.roll(total, apart, 0)
         apart //= 2
+    if scale:
+        (by_page,) = scale
+        rows = [jnp.broadcast_to(by_page[i : i + 1], (ROWS, LANES)) for i in range(by_page.shape[0])]
+        total = total * jnp.concatenate(rows, axis=1)
     column = t * TILE + jax.lax.broadcasted_iota(jnp.int32, (ROWS, TILE), 1)
     row = jax.lax.broadcasted_iota(jnp.int32, (ROWS, TILE), 0)
     visible = (seen[:, 0:1] <= column) & (column < seen[:, 1:2]) & (row >> lines.bit_length() - 1 == n)

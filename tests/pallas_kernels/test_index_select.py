@@ -158,12 +158,14 @@ def paged(k, page, seed=0, garbage=None):
     return jnp.asarray(pages, k.dtype), jnp.asarray(table, jnp.int32)
 
 
-@functools.partial(jax.jit, static_argnames="top_k")
-def paged_interpreted(q, w, pages, table, first, last, top_k):
+@functools.partial(jax.jit, static_argnums=6)
+def paged_interpreted(q, w, pages, table, first, last, top_k, page_scale=None):
     """With a ring of two tiles, or one in float32, which every example fills more than once."""
     with mock.patch.object(tpu_decode, "RING_BYTES", 2 * tpu_decode.TILE * 128 * 2):
         most = table.shape[1] * pages.shape[1]
-        return tpu_decode.index_select_paged(q, w, pages, table, first, last, min(top_k, most), interpret=STRICT)
+        return tpu_decode.index_select_paged(
+            q, w, pages, table, first, last, min(top_k, most), page_scale, interpret=STRICT
+        )
 
 
 def paged_xla(*args):
@@ -202,6 +204,23 @@ def test_what_stands_beyond_a_sequence_in_the_table_is_not_followed(run, garbage
     table = table.at[1].set(garbage).at[2, 2:].set(garbage)
     index, count = run(q, w, pages, table, jnp.zeros_like(last), last, 30)
     want = brute_force(q, w, k, np.zeros((3, 2)), np.asarray(last), 30)
+    np.testing.assert_array_equal(count, want[1])
+    np.testing.assert_array_equal(index, want[0])
+
+
+@pytest.mark.parametrize("run", [paged_xla, paged_interpreted])
+def test_paged_float8_keys_score_by_what_they_stand_for(run):
+    q, q_scale = in_float8(13, 2, 2, 4, 128)
+    k, k_scale = in_float8(14, 2, 300, 128)
+    w = example(15, batch=2, queries=2)[1]
+    last = jnp.asarray([[299, 300], [130, 131]], jnp.int32)
+    pages, table = paged(k, 128)
+    scales, _ = paged(k_scale[..., None], 128)
+    index, count = run(q, w * q_scale, pages, table, jnp.zeros_like(last), last, 50, scales[..., 0])
+    exact = [np.asarray(a, np.float64) for a in (q, q_scale, k, k_scale)]
+    want = brute_force(
+        exact[0] * exact[1][..., None], w, exact[2] * exact[3][..., None], 0 * last, np.asarray(last), 50
+    )
     np.testing.assert_array_equal(count, want[1])
     np.testing.assert_array_equal(index, want[0])
 
