@@ -9,6 +9,7 @@ from pallas_kernels.index_select.tpu import TOGETHER, key_tile, query_block
 from pallas_kernels.index_select.tpu_select import LANES, REACH_SPANS, ROWS, SLOT_REGISTERS, SNAP, SPAN
 
 HEADS, WIDTH, TOP_K = 32, 128, 2048
+IN = {16: "", 8: " in float8"}
 PASSES = 10  # over the ranks until each of eight queries has its threshold: simulated, random scores of 128k keys
 SPREAD = 66  # slots by which eight such queries differ in what they have chosen up to the same key
 
@@ -33,30 +34,41 @@ def shares_of(scoring: int):
     return shares
 
 
-def scores(q, w, k):
+def scores(q, w, k, scale=None):
     """The scores alone, which XLA fuses into one loop; a selection would come on top."""
-    import jax
+    from pallas_kernels.index_select import reference
+
+    found = reference.scores(q, w, k)
+    return found if scale is None else found * scale[:, None]
+
+
+def shapes_of(bits: int, q: tuple, k: tuple) -> tuple[list, list, list]:
+    """q and w, the keys, and their scales where they have some."""
     import jax.numpy as jnp
 
-    dots = jax.nn.relu(jnp.einsum("bsjx,btx->bsjt", q, k, preferred_element_type=jnp.float32))
-    return jnp.einsum("bsjt,bsj->bst", dots, w)
+    kind = {16: jnp.bfloat16, 8: jnp.float8_e4m3fn}[bits]
+    return [(q, kind), (q[:-1], jnp.float32)], [(k, kind)], [(k[:-1], jnp.float32)] if bits == 8 else []
 
 
-def prefill(queries: int, keys: int) -> Case:
+def key_bytes(bits: int) -> int:
+    return WIDTH * bits // 8 + (4 if bits == 8 else 0)
+
+
+def prefill(queries: int, keys: int, bits: int = 16) -> Case:
     def build():
         import jax.numpy as jnp
 
         from pallas_kernels.index_select import index_select
 
-        def kernel(q, w, k, first, last):
-            return index_select(q, w, k, first, last, TOP_K, backend="tpu")
+        def kernel(q, w, k, first, last, *scale):
+            return index_select(q, w, k, first, last, TOP_K, *scale, backend="tpu")
 
-        def xla(q, w, k, first, last):
-            return scores(q, w, k)
+        def xla(q, w, k, first, last, *scale):
+            return scores(q, w, k, *scale)
 
         row = ((1, queries), jnp.int32)
-        q, w = ((1, queries, HEADS, WIDTH), jnp.bfloat16), ((1, queries, HEADS), jnp.float32)
-        return kernel, xla, [q, w, ((1, keys, WIDTH), jnp.bfloat16), row, row]
+        q, k, scale = shapes_of(bits, (1, queries, HEADS, WIDTH), (1, keys, WIDTH))
+        return kernel, xla, [*q, *k, row, row, *scale]
 
     # A loop of one trip, where one product serves all queries of a block, is no loop in the schedule.
     block = query_block(queries, keys)
@@ -71,27 +83,27 @@ def prefill(queries: int, keys: int) -> Case:
         return counted[:scoring] + often
 
     used = queries * keys * HEADS * WIDTH
-    moved = 2 * (queries * HEADS * WIDTH + keys * WIDTH) + 4 * queries * (HEADS + TOP_K)
-    return Case(
-        "index_select", f"{queries} queries x {keys // 1024}k keys", used, moved, build, times, shares_of(scoring)
-    )
+    moved = keys * key_bytes(bits) + queries * (HEADS * WIDTH * bits // 8 + 4 * HEADS + 4 * TOP_K)
+    shape = f"{queries} queries x {keys // 1024}k keys{IN[bits]}"
+    return Case("index_select", shape, used, moved, build, times, shares_of(scoring))
 
 
-def decode(batch: int, queries: int, keys: int, page: int) -> Case:
+def decode(batch: int, queries: int, keys: int, page: int, bits: int = 16) -> Case:
     def build():
         import jax.numpy as jnp
 
         from pallas_kernels.index_select import index_select_paged
 
-        def kernel(q, w, pages, table, first, last):
-            return index_select_paged(q, w, pages, table, first, last, TOP_K, backend="tpu")
+        def kernel(q, w, pages, table, first, last, *scale):
+            return index_select_paged(q, w, pages, table, first, last, TOP_K, *scale, backend="tpu")
 
-        def xla(q, w, pages, table, first, last):
-            return scores(q, w, pages[table].reshape(batch, keys, WIDTH))
+        def xla(q, w, pages, table, first, last, *scale):
+            in_order = lambda a: a[table].reshape(batch, keys, *a.shape[2:])
+            return scores(q, w, in_order(pages), *map(in_order, scale))
 
         row, table = ((batch, queries), jnp.int32), ((batch, keys // page), jnp.int32)
-        q, w = ((batch, queries, HEADS, WIDTH), jnp.bfloat16), ((batch, queries, HEADS), jnp.float32)
-        return kernel, xla, [q, w, ((batch * keys // page, page, WIDTH), jnp.bfloat16), table, row, row]
+        q, pages, scale = shapes_of(bits, (batch, queries, HEADS, WIDTH), (batch * keys // page, page, WIDTH))
+        return kernel, xla, [*q, *pages, table, row, row, *scale]
 
     share = ROWS // queries  # sequences per step
 
@@ -102,14 +114,16 @@ def decode(batch: int, queries: int, keys: int, page: int) -> Case:
         return [round(steps * each) for each in [*scoring, *selection(keys)]]
 
     used = batch * queries * keys * HEADS * WIDTH
-    moved = 2 * batch * keys * WIDTH + batch * queries * (2 * HEADS * WIDTH + 4 * HEADS + 4 * TOP_K)
-    shape = f"{batch} x {queries} {'query' if queries == 1 else 'queries'} x {keys // 1024}k paged keys"
+    moved = batch * (keys * key_bytes(bits) + queries * (HEADS * WIDTH * bits // 8 + 4 * HEADS + 4 * TOP_K))
+    shape = f"{batch} x {queries} {'query' if queries == 1 else 'queries'} x {keys // 1024}k paged keys{IN[bits]}"
     return Case("index_select_paged", shape, used, moved, build, times, shares_of(6))
 
 
 CASES = {
     "select_prefill_128k": prefill(1024, 1 << 17),
     "select_prefill_1m": prefill(64, 1 << 20),
+    "select_prefill_float8_128k": prefill(1024, 1 << 17, bits=8),
     "select_decode_128k": decode(64, 1, 1 << 17, 128),
     "select_decode_4_128k": decode(64, 4, 1 << 17, 128),
+    "select_decode_float8_128k": decode(64, 1, 1 << 17, 128, bits=8),
 }
