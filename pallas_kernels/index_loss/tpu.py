@@ -1,7 +1,7 @@
 """Mosaic kernels: a block of queries visits the keys tile by tile, once for the loss and once for the gradient.
 
 Rows. A query's heads are rows of one product with a tile of keys, as they lie in memory: no operand is transposed or
-copied. Eight queries at a time, the sublanes of a register, so that sums over heads end up in one.
+copied. Sums over heads put a query into every sublane.
 
 Loss. Of each query the running maximum and sum of exp(I), and Σ p, Σ p log p and Σ p · I.
 
@@ -23,7 +23,7 @@ from jax.experimental.pallas import tpu as pltpu
 from pallas_kernels.index_loss.reference import kl
 
 LANES = 128
-EIGHT = 8  # queries at a time
+TOGETHER = 32  # queries of a product: the more, the longer the matrix units keep a tile of keys
 TILE = 512  # keys
 BLOCK_BYTES = 12 << 20  # of a block's attention queries in VMEM
 LOSS, LSE, MASS = range(3)  # lanes of what the loss keeps per query
@@ -75,6 +75,7 @@ def forward(q, w, k, a, c, lse, scale, first, last, interpret=False):
         grid_spec=grid,
         out_shape=jax.ShapeDtypeStruct((batch, queries, LANES), jnp.float32),
         compiler_params=_params("parallel", "parallel", "arbitrary"),
+        cost_estimate=_cost(q, k, a, layout, 1),
         interpret=interpret,
         name="index_loss",
     )(*_operands(q, w, k, a, c, lse, first, last, layout))
@@ -122,6 +123,7 @@ def backward(q, w, k, a, c, lse, first, last, kept, cotangent, scale, interpret=
             jax.ShapeDtypeStruct((batch, sums, tiles * TILE, width), jnp.float32),
         ],
         compiler_params=_params("parallel", "parallel", "arbitrary", "arbitrary"),
+        cost_estimate=_cost(q, k, a, layout, 3),
         interpret=interpret,
         name="index_loss_gradient",
     )(*_operands(q, w, k, a, c, lse, first, last, layout), _pad_queries(per_query, layout))
@@ -132,9 +134,9 @@ def backward(q, w, k, a, c, lse, first, last, kept, cotangent, scale, interpret=
 def _layout(q, k, a, c) -> tuple[int, int, int]:
     """Queries per block, blocks, and tiles of keys. NotImplementedError for what the kernels cannot serve."""
     (_, queries, heads, width), (attention, deep) = q.shape, a.shape[2:]
-    if width != LANES or heads % EIGHT or attention % EIGHT:
+    if width != LANES or heads % 8 or attention % 8:
         raise NotImplementedError(
-            f"index_loss on tpu wants an index width of {LANES} and multiples of {EIGHT} heads, got width {width}, "
+            f"index_loss on tpu wants an index width of {LANES} and multiples of 8 heads, got width {width}, "
             f"{heads} index and {attention} attention heads"
         )
     if q.dtype not in (jnp.bfloat16, jnp.float32) or {k.dtype, a.dtype, c.dtype} != {q.dtype}:
@@ -143,9 +145,11 @@ def _layout(q, k, a, c) -> tuple[int, int, int]:
             f"{c.dtype}"
         )
     row = attention * -(-deep // LANES) * LANES * a.dtype.itemsize
-    block = next((size for size in (64, 32, 16) if size * row <= BLOCK_BYTES), None)
+    block = next((size for size in (64, 32) if size * row <= BLOCK_BYTES), None)
     if block is None:
-        raise NotImplementedError(f"index_loss on tpu keeps 16 queries in VMEM: not of {attention} heads of {deep}")
+        raise NotImplementedError(
+            f"index_loss on tpu keeps {TOGETHER} queries in VMEM: not of {attention} heads of {deep}"
+        )
     return block, -(-queries // block), -(-k.shape[1] // TILE)
 
 
@@ -201,6 +205,17 @@ def _params(*semantics):
     return pltpu.CompilerParams(dimension_semantics=semantics, vmem_limit_bytes=4 * BLOCK_BYTES)
 
 
+def _cost(q, k, a, layout, of_index: int):
+    """With all keys visible: the index heads' products `of_index` times over, the attention heads' once."""
+    pairs = q.shape[1] * k.shape[0] * k.shape[1]
+    (heads, width), (attention, deep) = q.shape[2:], a.shape[2:]
+    return pl.CostEstimate(
+        flops=2 * pairs * (of_index * heads * width + attention * deep),
+        bytes_accessed=(q.size + a.size + k.shape[0] * k.shape[1] * (width + deep) * layout[1]) * q.dtype.itemsize,
+        transcendentals=pairs * attention,
+    )
+
+
 def _loss_kernel(reach, q, w, k, a, c, lse, seen, kept, weight, offset, state, *, heads, attention, scale):
     block, t = kept.shape[1], pl.program_id(2)
     place = 2 * (pl.program_id(0) * pl.num_programs(1) + pl.program_id(1))
@@ -212,8 +227,8 @@ def _loss_kernel(reach, q, w, k, a, c, lse, seen, kept, weight, offset, state, *
         state[...] = jnp.zeros_like(state)
         state[TOP] = jnp.full_like(state[TOP], -jnp.inf)
 
-    def eight(g, _):
-        own = pl.ds(pl.multiple_of(g * EIGHT, EIGHT), EIGHT)
+    def some(g, _):
+        own = pl.ds(pl.multiple_of(g * TOGETHER, TOGETHER), TOGETHER)
         visible = _visible(seen, own, t)
         rows, far = _rows(heads, g), _rows(attention, g)
         score = jnp.where(visible, _scores(_products(q[0, rows], k[0]), weight[rows]), -jnp.inf)
@@ -231,7 +246,7 @@ def _loss_kernel(reach, q, w, k, a, c, lse, seen, kept, weight, offset, state, *
 
     @pl.when((reach[place] <= t) & (t < reach[place + 1]))
     def _():
-        jax.lax.fori_loop(0, block // EIGHT, eight, 0)
+        jax.lax.fori_loop(0, block // TOGETHER, some, 0)
 
     @pl.when(t == pl.num_programs(2) - 1)
     def _():
@@ -269,15 +284,15 @@ def _gradient_kernel(
 
     mine[...] = jnp.zeros_like(mine)
 
-    def eight(g, _):
-        own = pl.ds(pl.multiple_of(g * EIGHT, EIGHT), EIGHT)
+    def some(g, _):
+        own = pl.ds(pl.multiple_of(g * TOGETHER, TOGETHER), TOGETHER)
         rows, far = _rows(heads, g), _rows(attention, g)
         visible = _visible(seen, own, t)
         dots = _products(q[0, rows], k[0])
         score, p = _scores(dots, weight[rows]), _target(_products(a[0, far], c[0]), offset[far], scale)
         lse_i, inverse, cotangent = (per_query[0, own, n : n + 1] for n in range(3))
         di = jnp.where(visible, cotangent * (jnp.exp(score - lse_i) - p * inverse), 0)
-        spread = jnp.broadcast_to(di[:, None], (EIGHT, heads, TILE)).reshape(dots.shape)
+        spread = jnp.broadcast_to(di[:, None], (TOGETHER, heads, TILE)).reshape(dots.shape)
         gradient = jnp.where(dots > 0, spread, 0).astype(q.dtype)
         keys = _finite(k[0].astype(jnp.float32)).astype(k.dtype)
         u[rows] += jnp.dot(gradient, keys, precision=exact, preferred_element_type=jnp.float32)
@@ -288,7 +303,7 @@ def _gradient_kernel(
 
     @pl.when(active)
     def _():
-        jax.lax.fori_loop(0, block // EIGHT, eight, 0)
+        jax.lax.fori_loop(0, block // TOGETHER, some, 0)
 
     tile = dk.at[batch, half, pl.ds(pl.multiple_of(t * TILE, TILE), TILE)]
 
@@ -309,7 +324,7 @@ def _gradient_kernel(
         dq[0, here] = (_finite(weight[here]) * u[here]).astype(dq.dtype)
         # A product with ones sums over a row and lays the rows side by side.
         dw[0, 0, :, here] = jax.lax.dot_general(
-            jnp.ones((EIGHT, LANES), jnp.float32),
+            jnp.ones((8, LANES), jnp.float32),
             _finite(q[0, here].astype(jnp.float32)) * u[here],
             (((1,), (1,)), ((), ())),
             precision=jax.lax.Precision.HIGHEST,
@@ -324,11 +339,11 @@ def _gradient_kernel(
 def _by_lanes(size: int, do) -> None:
     """Calls `do` with every stretch of 128."""
 
-    def some(i, _):
+    def one(i, _):
         do(pl.ds(pl.multiple_of(i * LANES, LANES), LANES))
         return 0
 
-    jax.lax.fori_loop(0, size // LANES, some, 0)
+    jax.lax.fori_loop(0, size // LANES, one, 0)
 
 
 def _upright(row, column) -> None:
@@ -341,13 +356,13 @@ def _upright(row, column) -> None:
 
 
 def _visible(seen, own, t):
-    column = t * TILE + jax.lax.broadcasted_iota(jnp.int32, (EIGHT, TILE), 1)
+    column = t * TILE + jax.lax.broadcasted_iota(jnp.int32, (TOGETHER, TILE), 1)
     return (seen[0, own, 0:1] <= column) & (column < seen[0, own, 1:2])
 
 
 def _rows(heads, g):
-    """Of eight queries with all their heads."""
-    return pl.ds(pl.multiple_of(g * EIGHT * heads, EIGHT * heads), EIGHT * heads)
+    """Of a product's queries with all their heads."""
+    return pl.ds(pl.multiple_of(g * TOGETHER * heads, TOGETHER * heads), TOGETHER * heads)
 
 
 def _products(rows, keys):
@@ -357,11 +372,11 @@ def _products(rows, keys):
 
 
 def _over_heads(dots, column, term):
-    """[8, TILE]: the sum over a query's heads of `term`, given 128 keys' products and the column's number of each."""
+    """[TOGETHER, TILE]: the sum over a query's heads of `term`, given 128 keys' products and each row's number."""
     sums = []
     for left in range(0, TILE, LANES):
         terms = term(dots[:, left : left + LANES], column)
-        sums.append(jnp.sum(terms.reshape(EIGHT, -1, LANES), axis=1))
+        sums.append(jnp.sum(terms.reshape(TOGETHER, -1, LANES), axis=1))
     return jnp.concatenate(sums, axis=1)
 
 
@@ -374,7 +389,7 @@ def _target(dots, offset, scale):
 
 
 def _over_lanes(reduce, x):
-    return jnp.broadcast_to(reduce(x, axis=1, keepdims=True), (EIGHT, LANES))
+    return jnp.broadcast_to(reduce(x, axis=1, keepdims=True), (TOGETHER, LANES))
 
 
 def _precision(x):
