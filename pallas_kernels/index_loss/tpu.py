@@ -7,8 +7,10 @@ Loss. Of each query the running maximum and sum of exp(I), and Σ p, Σ p log p 
 
 Gradient. With u[s,j] = Σ_t dI[s,t] 1[q·k > 0] k[t], dq = w u and dw = q · u: one product serves both. dk is summed over
 blocks of queries in memory, each block adding to what the one before left, so that its order is fixed; where there are
-several blocks, two sums of every other one, for the two cores of some chips. Tiles that no query of a block sees are
-neither fetched nor computed.
+several blocks, two sums of every other one, for the two cores of some chips. With bfloat16 operands dI and w q are
+rounded to bfloat16 for these products, sums are float32.
+
+Tiles that no query of a block sees are neither fetched nor computed.
 """
 
 from __future__ import annotations

@@ -71,7 +71,10 @@ def value_and_gradients(run, inputs, lse, first, last, weight):
 
 
 def check(run, inputs, first, last, tolerance, seed=0):
-    """Against the formula and its gradient in float64; queries that see nothing are taken out of it."""
+    """Against the formula and its gradient in float64, that within `tolerance` of its largest entry.
+
+    Queries that see nothing are taken out of the formula.
+    """
     keys = inputs[2].shape[1]
     seen = stretch(first, last, keys)
     lse = jnp.asarray(lse_of(*inputs[3:], seen), jnp.float32)
@@ -81,7 +84,7 @@ def check(run, inputs, first, last, tolerance, seed=0):
     with jax.enable_x64(True):
         formula = lambda q, w, k, a, c, *_: by_formula(q, w, k, a, c, seen | ~some[..., None])
         wanted = value_and_gradients(formula, wide(*inputs), None, None, None, jnp.asarray(np.float64(weight) * some))
-    np.testing.assert_allclose(found[0], np.where(some, wanted[0], 0), atol=tolerance, rtol=tolerance)
+    np.testing.assert_allclose(found[0], np.where(some, wanted[0], 0), atol=2e-5, rtol=2e-5)
     for name, got, want in zip("qwk", found[1], wanted[1], strict=True):
         got = np.asarray(got, np.float64)
         np.testing.assert_allclose(got, want, atol=tolerance * np.abs(want).max(), err_msg=f"d{name}")
@@ -105,7 +108,7 @@ def blocks_of_few_queries(monkeypatch):
 
 
 @pytest.mark.parametrize("run", RUNS)
-@pytest.mark.parametrize(("dtype", "tolerance"), [(jnp.float32, 2e-5), (jnp.bfloat16, 2e-2)])
+@pytest.mark.parametrize(("dtype", "tolerance"), [(jnp.float32, 2e-5), (jnp.bfloat16, 1e-2)])
 def test_loss_and_gradients_are_the_formulas(run, dtype, tolerance):
     check(run, example(dtype=dtype), *causal(1, 12, 40), tolerance)
 
