@@ -23,5 +23,4 @@ class Case(NamedTuple):
     build: Callable[[], tuple[Callable, Callable, Arguments]]  # kernel, XLA's, arguments
     times: Callable[[list[Loop]], list[int]] = runs  # how often each loop of the kernel runs
     shares: Callable[[float, list[int]], dict[str, float]] = whole  # of the matrix floor and the cycles of each loop
-    repeats: int = 1  # of the whole program, where it walks chunks in a loop that the schedule does not show
     temporary: int | None = None  # bytes of memory it may take for itself; None: half of hbm_bytes

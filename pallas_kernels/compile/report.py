@@ -44,19 +44,19 @@ def of_kernel(case_name: str, device_name: str) -> dict:
     name = next(name for name in kernels if re.fullmatch(case.kernel + r"(\.\d+)?", name))
     loops = kernels.pop(name)
     spent = [loop.bundles * count for loop, count in zip(loops, case.times(loops), strict=True)]
-    cycles = (sum(spent) + _cycles(kernels)) * case.repeats
+    cycles = sum(spent) + _cycles(kernels)
     floor = case.multiply_adds / (device.cores * device.multiply_adds)
     return {
         "name": case.kernel,
         "device": device_name,
         "shape": case.shape,
         "cycles": cycles,
-        "cost": cycles + _in_cycles(device, memory["hbm_bytes"] * case.repeats),
+        "cost": cycles + _in_cycles(device, memory["hbm_bytes"]),
         "floor_cycles": round(floor),
         "hbm_cycles": _in_cycles(device, case.hbm_bytes),
         **{name: round(share, 3) for name, share in case.shares(floor, spent).items()},
         "spills": sum(loop.issued["SPILL"] + loop.issued["FILL"] for loop in loops),
-        "hbm_bytes": memory["hbm_bytes"] * case.repeats,
+        "hbm_bytes": memory["hbm_bytes"],
         "temp_bytes": memory["temp_bytes"],
     }
 
