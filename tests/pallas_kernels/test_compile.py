@@ -11,7 +11,7 @@ import pytest
 from pallas_kernels.compile import schedule
 from pallas_kernels.compile.cases import CASES
 from pallas_kernels.compile.devices import DEVICES
-from pallas_kernels.compile.report import libtpu, of_kernel
+from pallas_kernels.compile.report import libtpu, of_kernel, table
 
 pytestmark = pytest.mark.kernels
 RECORDED = json.loads((Path(schedule.__file__).parent / "table.json").read_text())
@@ -53,3 +53,8 @@ def test_cycles_are_bundles_times_the_trips_of_all_loops_around_them():
     assert [(loop.depth, loop.trips, loop.bundles) for loop in loops] == [(1, 5, 2), (2, 3, 2), (2, None, 1)]
     assert schedule.runs(loops, unknown=7) == [5, 15, 35]
     assert schedule.cycles(loops, schedule.runs(loops, unknown=7)) == 2 * 5 + 2 * 15 + 35
+
+
+def test_the_readme_shows_the_recorded_table():
+    readme = Path(schedule.__file__).parent.parent / "README.md"
+    assert table(RECORDED) in readme.read_text()
