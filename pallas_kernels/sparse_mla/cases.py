@@ -71,7 +71,9 @@ def backward(queries: int, keys: int) -> Case:
     shape = f"{queries} queries, {keys // 1024}k keys"
     # Of a single chunk: a loop over several is XLA's, whose trips the schedule does not show.
     times = functools.partial(runs, unknown=TOP_K // tpu_backward.TILE)
-    return Case("sparse_mla_backward", shape, multiply_adds, moved, build, times)
+    # Packed rows, the cotangents of two halves of the queries, those of queries: words each.
+    temporary = 4 * (keys * (384 + 2 * 640) + queries * HEADS * 640) + (2 << 20)
+    return Case("sparse_mla_backward", shape, multiply_adds, moved, build, times, temporary=temporary)
 
 
 def _arguments(queries: int, keys: int):

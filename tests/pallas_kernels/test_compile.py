@@ -26,7 +26,7 @@ def compilations():
         yield from ((name, device) for device in devices)
 
 
-@pytest.mark.parametrize(("case", "device"), compilations())
+@pytest.mark.parametrize(("case", "device"), list(compilations()))
 def test_compiles_at_full_size_without_a_copy_and_no_slower_than_recorded(case, device):
     row = of_kernel(case, device)
     assert row["temp_bytes"] < (CASES[case].temporary or CASES[case].hbm_bytes / 2)
