@@ -23,6 +23,7 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
 from pallas_kernels.index_loss.reference import kl
+from pallas_kernels.products import product
 
 LANES = 128
 TOGETHER = 32  # queries of a product: the more, the longer the matrix units keep a tile of keys
@@ -233,8 +234,8 @@ def _loss_kernel(reach, q, w, k, a, c, lse, seen, kept, weight, offset, state, *
         own = pl.ds(pl.multiple_of(g * TOGETHER, TOGETHER), TOGETHER)
         visible = _visible(seen, own, t)
         rows, far = _rows(heads, g), _rows(attention, g)
-        score = jnp.where(visible, _scores(_products(q[0, rows], k[0]), weight[rows]), -jnp.inf)
-        p = jnp.where(visible, _target(_products(a[0, far], c[0]), offset[far], scale), 0)
+        score = jnp.where(visible, _scores(product(q[0, rows], k[0], (1, 1)), weight[rows]), -jnp.inf)
+        p = jnp.where(visible, _target(product(a[0, far], c[0], (1, 1)), offset[far], scale), 0)
         state[SUM, own] += _over_lanes(jnp.sum, p)
         state[OWN, own] += _over_lanes(jnp.sum, jnp.where(p > 0, p * jnp.log(jnp.where(p > 0, p, 1)), 0))
         state[CROSS, own] += _over_lanes(jnp.sum, jnp.where(visible, p * score, 0))
@@ -272,7 +273,6 @@ def _gradient_kernel(
     batch, half, turn = (pl.program_id(n) for n in range(3))
     place = 2 * (batch * pl.num_programs(1) * pl.num_programs(2) + turn * pl.num_programs(1) + half)
     active = (reach[place] <= t) & (t < reach[place + 1])
-    exact = _precision(q)
 
     def begin(here):
         weighted[here] = (_finite(weight[here]) * _finite(q[0, here].astype(jnp.float32))).astype(weighted.dtype)
@@ -290,17 +290,15 @@ def _gradient_kernel(
         own = pl.ds(pl.multiple_of(g * TOGETHER, TOGETHER), TOGETHER)
         rows, far = _rows(heads, g), _rows(attention, g)
         visible = _visible(seen, own, t)
-        dots = _products(q[0, rows], k[0])
-        score, p = _scores(dots, weight[rows]), _target(_products(a[0, far], c[0]), offset[far], scale)
+        dots = product(q[0, rows], k[0], (1, 1))
+        score, p = _scores(dots, weight[rows]), _target(product(a[0, far], c[0], (1, 1)), offset[far], scale)
         lse_i, inverse, cotangent = (per_query[0, own, n : n + 1] for n in range(3))
         di = jnp.where(visible, cotangent * (jnp.exp(score - lse_i) - p * inverse), 0)
         spread = jnp.broadcast_to(di[:, None], (TOGETHER, heads, TILE)).reshape(dots.shape)
         gradient = jnp.where(dots > 0, spread, 0).astype(q.dtype)
         keys = _finite(k[0].astype(jnp.float32)).astype(k.dtype)
-        u[rows] += jnp.dot(gradient, keys, precision=exact, preferred_element_type=jnp.float32)
-        mine[...] += jax.lax.dot_general(
-            gradient, weighted[rows], (((0,), (0,)), ((), ())), precision=exact, preferred_element_type=jnp.float32
-        )
+        u[rows] += product(gradient, keys, (1, 0))
+        mine[...] += product(gradient, weighted[rows], (0, 0))
         return 0
 
     @pl.when(active)
@@ -325,12 +323,8 @@ def _gradient_kernel(
     def end(here):
         dq[0, here] = (_finite(weight[here]) * u[here]).astype(dq.dtype)
         # A product with ones sums over a row and lays the rows side by side.
-        dw[0, 0, :, here] = jax.lax.dot_general(
-            jnp.ones((8, LANES), jnp.float32),
-            _finite(q[0, here].astype(jnp.float32)) * u[here],
-            (((1,), (1,)), ((), ())),
-            precision=jax.lax.Precision.HIGHEST,
-            preferred_element_type=jnp.float32,
+        dw[0, 0, :, here] = product(
+            jnp.ones((8, LANES), jnp.float32), _finite(q[0, here].astype(jnp.float32)) * u[here], (1, 1)
         )[:1]
 
     @pl.when(t == pl.num_programs(3) - 1)
@@ -367,12 +361,6 @@ def _rows(heads, g):
     return pl.ds(pl.multiple_of(g * TOGETHER * heads, TOGETHER * heads), TOGETHER * heads)
 
 
-def _products(rows, keys):
-    return jax.lax.dot_general(
-        rows, keys, (((1,), (1,)), ((), ())), precision=_precision(rows), preferred_element_type=jnp.float32
-    )
-
-
 def _over_heads(dots, column, term):
     """[TOGETHER, TILE]: the sum over a query's heads of `term`, given 128 keys' products and each row's number."""
     sums = []
@@ -392,10 +380,6 @@ def _target(dots, offset, scale):
 
 def _over_lanes(reduce, x):
     return jnp.broadcast_to(reduce(x, axis=1, keepdims=True), (TOGETHER, LANES))
-
-
-def _precision(x):
-    return jax.lax.Precision.HIGHEST if x.dtype == jnp.float32 else jax.lax.Precision.DEFAULT
 
 
 def _finite(x):

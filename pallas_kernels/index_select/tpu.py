@@ -17,6 +17,7 @@ from jax.experimental.pallas import tpu as pltpu
 from pallas_kernels.index_select.reference import LOWEST
 from pallas_kernels.index_select.reference import ranks as rank_of
 from pallas_kernels.index_select.tpu_select import LANES, ROWS, SPAN, scratch, select, slots_of
+from pallas_kernels.products import product
 
 TILES = (8192, 4096, 2048)  # keys per step
 RANKS_BYTES = 32 << 20  # of VMEM that a block's ranks may take
@@ -145,13 +146,10 @@ def _score(q, w, k, scale, seen, ranks, step, *, heads, together):
     """Ranks of a block's queries against one chunk of keys."""
     block, tile = w.shape[1], k.shape[0]
     column = step * tile + jax.lax.broadcasted_iota(jnp.int32, (together, tile), 1)
-    exact = jax.lax.Precision.HIGHEST if q.dtype == jnp.float32 else jax.lax.Precision.DEFAULT
 
     def some_queries(g, _):
         rows = pl.ds(pl.multiple_of(g * together, together), together)
-        dots = jax.lax.dot_general(
-            q[0, g], k[...], (((1,), (1,)), ((), ())), precision=exact, preferred_element_type=jnp.float32
-        )
+        dots = product(q[0, g], k[...], (1, 1))
         weight, total = w[0, rows], jnp.zeros((together, tile), jnp.float32)
         for head in range(heads):
             dot = jnp.maximum(dots[head * together : (head + 1) * together], 0)

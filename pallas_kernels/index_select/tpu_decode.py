@@ -22,6 +22,7 @@ from pallas_kernels.index_select.reference import LOWEST
 from pallas_kernels.index_select.reference import ranks as rank_of
 from pallas_kernels.index_select.tpu import factor_of
 from pallas_kernels.index_select.tpu_select import LANES, ROWS, SPAN, scratch, select, slots_of
+from pallas_kernels.products import product
 
 TILE = 2048  # keys that are copied and scored at once
 RING_BYTES = 16 << 20  # of VMEM for tiles in flight: what memory delivers while eight rows are selected
@@ -215,10 +216,7 @@ def _copy_next(table, tiles, following, copied, state, arrived):
 def _score(q, w, keys, *refs):
     """Ranks of a sequence's queries against one tile of its keys, into their rows."""
     *scale, seen, ranks, n, t, lines = refs
-    exact = jax.lax.Precision.HIGHEST if q.dtype == jnp.float32 else jax.lax.Precision.DEFAULT
-    dots = jax.lax.dot_general(
-        q[...], keys[...].astype(q.dtype), (((1,), (1,)), ((), ())), precision=exact, preferred_element_type=jnp.float32
-    )
+    dots = product(q[...], keys[...].astype(q.dtype), (1, 1))
     total = jnp.zeros((ROWS, TILE), jnp.float32)
     for row in range(0, q.shape[0], ROWS):
         total = total + jnp.maximum(dots[row : row + ROWS], 0) * w[row : row + ROWS, 0:1]

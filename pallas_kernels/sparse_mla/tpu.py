@@ -16,6 +16,7 @@ import jax.numpy as jnp
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
+from pallas_kernels.products import product
 from pallas_kernels.sparse_mla.rows import LANES, joined, pack, unpack, words
 
 TILE = 128  # rows attended together
@@ -181,9 +182,7 @@ def _kernel(index, count, q, rows, out, logsumexp, even, odd, even_done, odd_don
 
     def attend_tile(tile, query, first):
         keys = unpack(tile[...], q.dtype, latent)
-        exact = jax.lax.Precision.HIGHEST if q.dtype == jnp.float32 else jax.lax.Precision.DEFAULT
-        dot = functools.partial(jax.lax.dot_general, precision=exact, preferred_element_type=jnp.float32)
-        score = dot(q[query], keys, (((1,), (1,)), ((), ()))) * scale
+        score = product(q[query], keys, (1, 1)) * scale
         column = first + jax.lax.broadcasted_iota(jnp.int32, score.shape, 1)
         score = jnp.where(column < count[0, 0, query], score, NEVER)
         new_top = jnp.maximum(top[...], jnp.max(score, axis=1, keepdims=True))
@@ -191,7 +190,7 @@ def _kernel(index, count, q, rows, out, logsumexp, even, odd, even_done, odd_don
         weight = jnp.exp(score - new_top)
         top[...] = new_top
         total[...] = total[...] * fade + jnp.sum(weight, axis=1, keepdims=True)
-        part = dot(weight.astype(q.dtype), keys[:, :latent], (((1,), (0,)), ((), ())))
+        part = product(weight.astype(q.dtype), keys[:, :latent], (1, 0))
         sums[...] = sums[...] * fade[:, :1] + part
 
     def one_query(query, _):

@@ -17,6 +17,7 @@ import jax.numpy as jnp
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
+from pallas_kernels.products import product
 from pallas_kernels.sparse_mla.rows import LANES, joined, unpack, words
 from pallas_kernels.sparse_mla.tpu import packed
 
@@ -152,10 +153,6 @@ def _kernel(number, local, bounds, *refs, scale, chunk):
     batch, half, step = pl.program_id(0), pl.program_id(1), pl.program_id(2)
     latent, words, pieces = d_out.shape[2], len(rows) // (chunk + 8), q.shape[2] // LANES
     size, held = len(tile) // words, chunk * words
-    exact = jax.lax.Precision.HIGHEST if q.dtype == jnp.float32 else jax.lax.Precision.DEFAULT
-
-    def dot(a, b, contract):
-        return jax.lax.dot_general(a, b, (contract, ((), ())), precision=exact, preferred_element_type=jnp.float32)
 
     @pl.when(step == 0)
     def _():
@@ -179,12 +176,12 @@ def _kernel(number, local, bounds, *refs, scale, chunk):
             picked = jnp.concatenate([tile[pl.ds(j, size, stride=words)] for j in range(words)], axis=1)
             keys = unpack(picked, q.dtype, latent)
             position = start + jax.lax.broadcasted_iota(jnp.int32, (size, q.shape[1]), 0)
-            p = jnp.exp(dot(keys, q[query], ((1,), (1,))) * scale - logsumexp[query])
+            p = jnp.exp(product(keys, q[query], (1, 1)) * scale - logsumexp[query])
             p = jnp.where(position < end, p, 0)
-            ds = p * (dot(keys[:, :latent], d_out[query], ((1,), (1,))) - delta[query]) * scale
+            ds = p * (product(keys[:, :latent], d_out[query], (1, 1)) - delta[query]) * scale
             p, ds = p.astype(q.dtype), ds.astype(q.dtype)
-            d_q[query] += dot(ds, keys, ((0,), (0,)))
-            from_scores, from_out = dot(ds, q[query], ((1,), (0,))), dot(p, d_out[query], ((1,), (0,)))
+            d_q[query] += product(ds, keys, (0, 0))
+            from_scores, from_out = product(ds, q[query], (1, 0)), product(p, d_out[query], (1, 0))
             for j in range(pieces):
                 lanes = slice(j * LANES, (j + 1) * LANES)
                 both = from_scores[:, lanes] + from_out[:, lanes] if j * LANES < latent else from_scores[:, lanes]
