@@ -68,7 +68,7 @@ def of_token(config: ModelConfig, context: int) -> int:
         hidden, caches = cache.extend(params, config, caches, token[:, None], start, count)
         return unembed(params, hidden), caches
 
-    with tracing_for("tpu", kernels=False):
+    with tracing_for("tpu"):
         return count(jax.make_jaxpr(decode)(params, caches, one, one, one).jaxpr)
 
 

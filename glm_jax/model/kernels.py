@@ -15,7 +15,7 @@ from pallas_kernels.sparse_mla import sparse_mla
 
 def wanted() -> bool:
     """Whether attention goes by the kernels: everywhere but on a CPU, which has formulations of its own."""
-    return not on_cpu() and target().kernels
+    return not on_cpu()
 
 
 def select(

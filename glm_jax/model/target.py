@@ -13,7 +13,6 @@ from jax.sharding import Mesh
 
 class Target(NamedTuple):
     platform: str  # "tpu", "gpu", "cpu"
-    kernels: bool = True  # whether Pallas kernels may serve; a count of the program's operations sees XLA's alone
     mesh: Mesh | None = None  # that batch rows and heads are split over, by these axes
     rows: tuple[str, ...] = ()
     heads: tuple[str, ...] = ()
