@@ -14,7 +14,7 @@ import jax
 from jaxtyping import Array, Float, Int, UInt32
 
 from pallas_kernels.backend import choose
-from pallas_kernels.sparse_mla import reference, tpu, tpu_backward
+from pallas_kernels.sparse_mla import gpu, gpu_backward, reference, tpu, tpu_backward
 from pallas_kernels.sparse_mla.rows import pack_rows
 
 __all__ = ["pack_rows", "sparse_mla", "sparse_mla_paged"]
@@ -36,10 +36,11 @@ def sparse_mla(
     query with count 0 gets zeros. Also returns logsumexp float32[B,S,H] of the scaled scores (-inf for count 0). Sums
     and softmax are float32, whatever the inputs (float64 stays float64); `out` has q's dtype.
 
-    Gradients flow to q_latent, q_rope, latent and rope, from both results; rows are added up in a fixed order, so they
-    are the same bits each time. `backend` is "tpu", "xla", or None for what serves these shapes on the platform at
-    hand. Raises NotImplementedError where a backend that was asked for by name cannot serve them, ValueError for shapes
-    that do not fit together. Source: DeepSeek-V3.2 (arXiv 2512.02556, §2.1), multi-query mode of MLA.
+    Gradients flow to q_latent, q_rope, latent and rope, from both results; the kernels add up rows in a fixed order, so
+    that they are the same bits each time. `backend` is "tpu", "gpu", "xla", or None for what serves these shapes on the
+    platform at hand. Raises NotImplementedError where a backend that was asked for by name cannot serve them,
+    ValueError for shapes that do not fit together. Source: DeepSeek-V3.2 (arXiv 2512.02556, §2.1), multi-query mode of
+    MLA.
     """
     batch, queries, heads, size = q_latent.shape
     keys = latent.shape[1]
@@ -53,7 +54,7 @@ def sparse_mla(
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(6, 7))
 def _sparse_mla(q_latent, q_rope, latent, rope, index, count, scale, backend):
-    serve = choose("sparse_mla", {"tpu": tpu.forward, "xla": reference.forward}, backend)
+    serve = choose("sparse_mla", {"tpu": tpu.forward, "gpu": gpu.forward, "xla": reference.forward}, backend)
     return serve(q_latent, q_rope, latent, rope, index, count, scale)
 
 
@@ -63,7 +64,8 @@ def _forward(*args):
 
 
 def _backward(scale, backend, kept, cotangents):
-    serve = choose("sparse_mla", {"tpu": tpu_backward.backward, "xla": reference.backward}, backend)
+    implementations = {"tpu": tpu_backward.backward, "gpu": gpu_backward.backward, "xla": reference.backward}
+    serve = choose("sparse_mla", implementations, backend)
     return *serve(*kept, *cotangents, scale), None, None
 
 
@@ -93,7 +95,7 @@ def sparse_mla_paged(
     page = pages.shape[1]
     if page & (page - 1):
         raise ValueError(f"sparse_mla_paged: a page holds a power of two of tokens, got {page}")
-    serve = choose("sparse_mla_paged", {"tpu": tpu.paged, "xla": reference.paged}, backend)
+    serve = choose("sparse_mla_paged", {"tpu": tpu.paged, "gpu": gpu.paged, "xla": reference.paged}, backend)
     return serve(q_latent, q_rope, pages, table, index, count, scale)
 
 

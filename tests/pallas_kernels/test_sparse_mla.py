@@ -1,4 +1,4 @@
-"""Sparse MLA: the reference against a loop over queries in float64, the TPU kernels interpreted against the same."""
+"""Sparse MLA: the reference against a loop over queries in float64, the kernels interpreted against the same."""
 
 from __future__ import annotations
 
@@ -11,7 +11,16 @@ import pytest
 from jax.experimental.pallas import tpu as pltpu
 
 from pallas_kernels.quantize import dequantize_rows, quantize_rows
-from pallas_kernels.sparse_mla import pack_rows, reference, sparse_mla, sparse_mla_paged, tpu, tpu_backward
+from pallas_kernels.sparse_mla import (
+    gpu,
+    gpu_backward,
+    pack_rows,
+    reference,
+    sparse_mla,
+    sparse_mla_paged,
+    tpu,
+    tpu_backward,
+)
 from pallas_kernels.sparse_mla.rows import unpack
 
 pytestmark = pytest.mark.kernels
@@ -55,6 +64,10 @@ def interpreted(q, rows, index, count, tile=16):
     return tpu.forward(*parts(q), *parts(rows), index, count, SCALE, tile=tile, interpret=STRICT)
 
 
+def on_gpu(q, rows, index, count):
+    return gpu.forward(*parts(q), *parts(rows), index, count, SCALE, interpret=True)
+
+
 def xla(q, rows, index, count):
     return sparse_mla(*parts(q), *parts(rows), index, count, SCALE, backend="xla")
 
@@ -66,13 +79,13 @@ def check(inputs, run):
         np.testing.assert_allclose(np.asarray(found, np.float64), wanted, atol=tolerance, rtol=tolerance)
 
 
-@pytest.mark.parametrize("run", [xla, interpreted])
+@pytest.mark.parametrize("run", [xla, interpreted, on_gpu])
 @pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16])
 def test_attends_what_is_selected(run, dtype):
     check(example(dtype=dtype), run)
 
 
-@pytest.mark.parametrize("run", [xla, interpreted])
+@pytest.mark.parametrize("run", [xla, interpreted, on_gpu])
 @pytest.mark.parametrize(("queries", "heads", "keys", "top_k"), [(1, 1, 3, 3), (9, 17, 90, 70), (2, 128, 40, 33)])
 def test_shapes_that_fill_no_block(run, queries, heads, keys, top_k):
     check(example(1, batch=1, queries=queries, heads=heads, keys=keys, top_k=top_k), run)
@@ -83,7 +96,7 @@ def test_the_tile_of_a_tpu():
     check(inputs, functools.partial(interpreted, tile=tpu.TILE))
 
 
-@pytest.mark.parametrize("run", [xla, interpreted])
+@pytest.mark.parametrize("run", [xla, interpreted, on_gpu])
 def test_what_is_not_selected_is_never_read(run):
     counts = np.array([[0, 1, 16, 17, 32], [33, 40, 0, 5, 31]])
     q, rows, index, count = example(2, keys=60, counts=counts)
@@ -97,10 +110,11 @@ def test_what_is_not_selected_is_never_read(run):
         np.testing.assert_allclose(found, wanted, atol=2e-5, rtol=2e-5)
 
 
-@pytest.mark.parametrize("backend", ["xla", "tpu"])
+@pytest.mark.parametrize("backend", ["xla", "tpu", "gpu"])
 def test_pages_in_any_order_are_the_rows_in_theirs(backend, monkeypatch):
     """Four draft rows of two sequences; the table's unused entries point nowhere."""
     monkeypatch.setattr(tpu, "paged", functools.partial(tpu.paged, tile=16, interpret=STRICT))
+    monkeypatch.setattr(gpu, "paged", functools.partial(gpu.paged, interpret=True))
     rng = np.random.default_rng(3)
     q, rows, index, count = example(3, queries=4, keys=96, counts=[7, 40, 0, 25])
     table = rng.permutation(12).reshape(2, 6)
@@ -123,9 +137,10 @@ def test_a_packed_row_holds_every_bit(dtype):
     np.testing.assert_array_equal(found[..., LATENT + ROPE :], 0)
 
 
-@pytest.mark.parametrize("backend", ["xla", "tpu"])
+@pytest.mark.parametrize("backend", ["xla", "tpu", "gpu"])
 def test_fp8_rows_are_attended_as_the_values_they_hold(backend, monkeypatch):
     monkeypatch.setattr(tpu, "paged", functools.partial(tpu.paged, tile=16, interpret=STRICT))
+    monkeypatch.setattr(gpu, "paged", functools.partial(gpu.paged, interpret=True))
     rng = np.random.default_rng(11)
     q, rows = (jnp.asarray(rng.standard_normal(shape), jnp.bfloat16) for shape in ((1, 3, 4, 576), (1, 64, 576)))
     index = jnp.asarray([np.sort(rng.permutation(64)[:20]) for _ in range(3)], jnp.int32)[None]
@@ -195,19 +210,33 @@ def backward_interpreted(inputs, results, cotangents, tile=16, chunk=32):
     return tpu_backward.backward(*parts(q), *parts(rows), index, count, *results, *cotangents, SCALE, **sizes)
 
 
-@pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16])
+def backward_on_gpu(inputs, results, cotangents):
+    q, rows, index, count = inputs
+    kept = *parts(q), *parts(rows), index, count, *results, *cotangents
+    return gpu_backward.backward(*kept, SCALE, interpret=True)
+
+
+@pytest.mark.parametrize(
+    ("run", "dtype"),
+    [
+        (backward_interpreted, jnp.float32),
+        (backward_interpreted, jnp.bfloat16),
+        (backward_on_gpu, jnp.float16),
+        (backward_on_gpu, jnp.bfloat16),
+    ],
+)
 @pytest.mark.parametrize(
     ("queries", "heads", "keys", "top_k", "counts"),
     [(3, 4, 70, 40, None), (1, 1, 3, 3, None), (10, 17, 40, 18, [0, 1, 16, 17, 18] * 2), (1, 128, 40, 33, None)],
 )
-def test_backward_kernel_pulls_back_as_the_formula(dtype, queries, heads, keys, top_k, counts):
-    """Of the largest entry float32 leaves 1e-5; bfloat16, which rounds p and ds as well, 2^-6."""
+def test_backward_kernels_pull_back_as_the_formula(run, dtype, queries, heads, keys, top_k, counts):
+    """Of the largest entry float32 leaves 1e-5; bfloat16 and float16, which round p and ds as well, 2^-6 and 2^-9."""
     inputs = example(
         9, batch=1 + (queries < 9), queries=queries, heads=heads, keys=keys, top_k=top_k, dtype=dtype, counts=counts
     )
     results, cotangents, wanted = pulled_back(inputs)
-    tolerance = 1e-5 if dtype == jnp.float32 else 2**-6
-    for found, exact in zip(backward_interpreted(inputs, results, cotangents), wanted, strict=True):
+    tolerance = {jnp.float32: 1e-5, jnp.float16: 2**-9, jnp.bfloat16: 2**-6}[dtype]
+    for found, exact in zip(run(inputs, results, cotangents), wanted, strict=True):
         assert found.shape == exact.shape
         np.testing.assert_allclose(np.asarray(found, np.float64), exact, atol=tolerance * np.abs(exact).max())
 
@@ -221,6 +250,21 @@ def test_cotangents_do_not_depend_on_the_chunks_nor_change_between_runs():
         np.testing.assert_allclose(a, c, atol=2e-5)
 
 
+def test_cotangents_on_a_gpu_do_not_depend_on_the_blocks_of_queries(monkeypatch):
+    """Each row's sum runs over queries in their order, however many are contributing at once: the same bits."""
+    inputs = example(10, batch=2, queries=5, keys=70, dtype=jnp.bfloat16)
+    results, cotangents, _ = pulled_back(inputs)
+    whole = backward_on_gpu(inputs, results, cotangents)
+    monkeypatch.setattr(gpu_backward, "CONTRIBUTIONS", 2 * 2 * 40 * (LATENT + ROPE))
+    for a, b in zip(backward_on_gpu(inputs, results, cotangents), whole, strict=True):
+        np.testing.assert_array_equal(a, b)
+
+
+def test_programs_that_share_a_query_attend_as_one():
+    """A selection of 1100 is parted into four; the last parts of the shorter one are empty."""
+    check(example(13, batch=1, queries=2, heads=3, keys=1200, top_k=1100, counts=[1100, 300]), on_gpu)
+
+
 def test_shapes_that_do_not_fit_are_named():
     q, rows, index, count = example(8)
     with pytest.raises(ValueError, match=r"count is \(2, 4\)"):
@@ -228,4 +272,6 @@ def test_shapes_that_do_not_fit_are_named():
     narrow = q[..., :100], q[..., -ROPE:], rows[..., :100], rows[..., -ROPE:]
     with pytest.raises(NotImplementedError, match="multiple of 128.*got 100"):
         sparse_mla(*narrow, index, count, SCALE, backend="tpu")
+    with pytest.raises(NotImplementedError, match="power of two of latent features from 16, got 100"):
+        sparse_mla(*narrow, index, count, SCALE, backend="gpu")
     sparse_mla(*narrow, index, count, SCALE)

@@ -1,0 +1,214 @@
+"""GPU kernels of the gradient: queries' cotangents, what each query adds to its rows, and the sum of that in order.
+
+Rows are shared between queries, and atomic additions would come in another order each run. So a query leaves its
+contributions as they are, [K, C + R] in float32, for a block of queries at a time, and a program that owns some keys
+adds up those of the block's queries, first to last.
+"""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+from jax.experimental import pallas as pl
+from jax.experimental.pallas import triton as plt
+
+from pallas_kernels.products import product
+from pallas_kernels.sparse_mla.gpu import LOG2_E, Tiling, check, gather, pad_heads, tiling
+
+CONTRIBUTIONS = 1 << 27  # values of queries' contributions that exist at once
+COLUMNS = 256  # of a row's features that are added up at once
+ROWS = 64  # of a query whose contributions a program computes
+OWNED = 16  # keys of a program that adds up
+
+
+def backward(
+    q_latent,
+    q_rope,
+    latent,
+    rope,
+    index,
+    count,
+    out,
+    logsumexp,
+    d_out,
+    d_logsumexp,
+    scale: float,
+    interpret: bool = False,
+):
+    """Cotangents of the first four; `pallas_kernels.sparse_mla.sparse_mla` has the formula."""
+    check(q_latent, q_rope, latent.dtype)
+    if q_latent.dtype == jnp.float32:
+        raise NotImplementedError(
+            "sparse_mla's gradient on GPU takes bfloat16 and float16: float32 fills the registers"
+        )
+    batch, queries, heads, size = q_latent.shape
+    (keys, roped), top_k = rope.shape[1:], index.shape[-1]
+    tile = tiling(q_latent.dtype, heads)
+    by_query, by_row = tile._replace(rows=32, stages=1), tile._replace(rows=ROWS)
+    wide = jnp.float32
+    # d_score = p * (d_out . row - shift): of softmax and logsumexp together.
+    shift = jnp.sum(d_out.astype(wide) * out.astype(wide), axis=-1) - d_logsumexp
+    logsumexp = jnp.where(logsumexp == -jnp.inf, 0, logsumexp)
+    block = max(1, min(queries, CONTRIBUTIONS // (batch * top_k * (size + roped))))
+    blocks = pl.cdiv(queries, block)
+
+    def split(a):
+        a = jnp.pad(a, [(0, 0), (0, blocks * block - queries)] + [(0, 0)] * (a.ndim - 2))
+        return a.reshape(batch, blocks, block, *a.shape[2:]).swapaxes(0, 1)
+
+    def of_block(so_far, inputs):
+        q_latent, q_rope, index, count, d_out, logsumexp, shift = inputs
+        flat = lambda a: a.reshape(batch * block, *a.shape[2:])
+        per_head = lambda a: pad_heads(flat(a), tile.heads)
+        chosen = jnp.where(jnp.arange(top_k) < count[..., None], index, keys)
+        queried = per_head(q_latent), per_head(q_rope), per_head(d_out.astype(q_latent.dtype))
+        softmax = per_head(logsumexp[..., None])[..., 0], per_head(shift[..., None])[..., 0]
+        *d_q, weight, d_score = _of_queries(
+            *queried, *softmax, latent, rope, flat(index), flat(count), block, scale, by_query, interpret
+        )
+        added = _of_rows(*queried, weight, d_score, flat(count), by_row, interpret)
+        # Where among its rows a query has a key, -1 where nowhere.
+        at = jnp.arange(batch)[:, None, None], jnp.arange(block)[:, None], chosen
+        places = jnp.full((batch, block, keys), -1, jnp.int32)
+        places = places.at[at].set(jnp.arange(top_k, dtype=jnp.int32), mode="drop", unique_indices=True)
+        so_far = _add_up(so_far, added, places, interpret)
+        back = lambda a: a[:, :heads].reshape(batch, block, heads, a.shape[-1])
+        return so_far, tuple(map(back, d_q))
+
+    nothing = jnp.zeros((batch, keys, size), wide), jnp.zeros((batch, keys, roped), wide)
+    inputs = tuple(map(split, (q_latent, q_rope, index, count, d_out, logsumexp, shift)))
+    (d_latent, d_rope), d_q = jax.lax.scan(of_block, nothing, inputs)
+    join = lambda a: a.swapaxes(0, 1).reshape(batch, blocks * block, *a.shape[3:])[:, :queries]
+    return *map(join, d_q), d_latent.astype(latent.dtype), d_rope.astype(rope.dtype)
+
+
+def _of_queries(
+    q_latent, q_rope, d_out, logsumexp, shift, latent, rope, index, count, queries, scale, tile: Tiling, interpret
+):
+    """d(q_latent), d(q_rope) [N,H,·]; weights p and d_score [N,H,K] in q's dtype, zeros behind a query's rows."""
+    number, heads, size = q_latent.shape
+    keys, roped, top_k, kind = latent.shape[1], rope.shape[-1], index.shape[-1], q_latent.dtype
+    padded = pl.cdiv(top_k, ROWS) * ROWS
+
+    def kernel(q_ref, qr_ref, d_out_ref, lse_ref, shift_ref, latent_ref, rope_ref, index_ref, count_ref, *outs):
+        dq_ref, dqr_ref, weight_ref, d_score_ref = outs
+        program = pl.program_id(0)
+        heads_at = pl.ds(pl.program_id(1) * tile.heads, tile.heads)
+        end = count_ref[program]
+        q, qr, d_out = q_ref[program, heads_at, :], qr_ref[program, heads_at, :], d_out_ref[program, heads_at, :]
+        lse, moved = lse_ref[program, heads_at] * LOG2_E, shift_ref[program, heads_at]
+
+        def step(i, carry):
+            dq, dqr = carry
+            column = i * tile.rows + jnp.arange(tile.rows)
+            chosen = index_ref[program, jnp.minimum(column, end - 1)] + program // queries * keys
+            values, roped_keys = gather(latent_ref, chosen), gather(rope_ref, chosen)
+            score = (product(q, values, (1, 1)) + product(qr, roped_keys, (1, 1))) * (scale * LOG2_E)
+            weight = jnp.where((column < end)[None, :], jnp.exp2(score - lse[:, None]), 0)
+            d_score = (weight * (product(d_out, values, (1, 1)) - moved[:, None]) * scale).astype(kind)
+            columns = pl.ds(i * tile.rows, tile.rows)
+            weight_ref[program, heads_at, columns] = weight.astype(kind)
+            d_score_ref[program, heads_at, columns] = d_score
+            return dq + product(d_score, values, (1, 0)), dqr + product(d_score, roped_keys, (1, 0))
+
+        zeros = jnp.zeros((tile.heads, size)), jnp.zeros((tile.heads, roped))
+        dq, dqr = jax.lax.fori_loop(0, pl.cdiv(end, tile.rows), step, zeros)
+        dq_ref[program, heads_at, :] = dq.astype(kind)
+        dqr_ref[program, heads_at, :] = dqr.astype(kind)
+
+    return pl.pallas_call(
+        kernel,
+        name="sparse_mla_backward_queries",
+        grid=(number, heads // tile.heads),
+        out_shape=[jax.ShapeDtypeStruct((number, heads, wide), kind) for wide in (size, roped, padded, padded)],
+        compiler_params=tile.compiler_params(),
+        interpret=interpret,
+    )(
+        q_latent,
+        q_rope,
+        d_out,
+        logsumexp,
+        shift,
+        latent.reshape(-1, size),
+        rope.reshape(-1, roped),
+        index,
+        count,
+    )
+
+
+def _of_rows(q_latent, q_rope, d_out, weight, d_score, count, tile: Tiling, interpret):
+    """What each query adds to its rows, float32 [N,K,C] and [N,K,R]: nothing is written behind its last row's tile."""
+    (number, heads, size), roped, columns = q_latent.shape, q_rope.shape[-1], weight.shape[-1]
+
+    def kernel(q_ref, qr_ref, d_out_ref, weight_ref, d_score_ref, count_ref, d_latent_ref, d_rope_ref):
+        program = pl.program_id(0)
+        start = pl.program_id(1) * tile.rows
+        rows = pl.ds(start, tile.rows)
+
+        def total(columns, *pairs):
+            """Over heads, of what they weigh with times the queries' columns."""
+
+            def step(i, so_far):
+                some = pl.ds(i * tile.heads, tile.heads)
+                for weight_ref, of_query_ref in pairs:
+                    so_far += product(weight_ref[program, some, rows], of_query_ref[program, some, columns], (0, 0))
+                return so_far
+
+            return jax.lax.fori_loop(0, heads // tile.heads, step, jnp.zeros((tile.rows, columns.size)))
+
+        @pl.when(start < count_ref[program])
+        def _():
+            for first in range(0, size, COLUMNS):
+                columns = pl.ds(first, min(COLUMNS, size))
+                added = total(columns, (d_score_ref, q_ref), (weight_ref, d_out_ref))
+                d_latent_ref[program, rows, columns] = added
+            d_rope_ref[program, rows, :] = total(pl.ds(0, roped), (d_score_ref, qr_ref))
+
+    return pl.pallas_call(
+        kernel,
+        name="sparse_mla_backward_rows",
+        grid=(number, columns // tile.rows),
+        out_shape=[jax.ShapeDtypeStruct((number, columns, wide), jnp.float32) for wide in (size, roped)],
+        compiler_params=tile.compiler_params(),
+        interpret=interpret,
+    )(q_latent, q_rope, d_out, weight, d_score, count)
+
+
+def _add_up(so_far, added, places, interpret):
+    """so_far[b,t] + Σ_s added[b,s,places[b,s,t]], s ascending, over the queries that have key t."""
+    (batch, queries, keys), (size, roped) = places.shape, (a.shape[-1] for a in added)
+    owned = min(OWNED, pl.next_power_of_2(keys))
+    padded = pl.cdiv(keys, owned) * owned
+    places = jnp.pad(places, ((0, 0), (0, 0), (0, padded - keys)), constant_values=-1)
+
+    def kernel(latent_ref, rope_ref, added_latent_ref, added_rope_ref, places_ref, d_latent_ref, d_rope_ref):
+        of, start = pl.program_id(0), pl.program_id(1) * owned
+        key = start + jnp.arange(owned)
+        inside = (key < keys)[:, None]
+
+        def old(ref):
+            return plt.load(ref.at[of, key[:, None], jnp.arange(ref.shape[-1])[None, :]], mask=inside, other=0)
+
+        def step(i, carry):
+            place = places_ref[of, i, pl.ds(start, owned)]
+            has, row = (place >= 0)[:, None], jnp.maximum(place, 0)[:, None]
+
+            def new(ref):
+                at = ref.at[of * queries + i, row, jnp.arange(ref.shape[-1])[None, :]]
+                return plt.load(at, mask=has, other=0)
+
+            return carry[0] + new(added_latent_ref), carry[1] + new(added_rope_ref)
+
+        sums = jax.lax.fori_loop(0, queries, step, (old(latent_ref), old(rope_ref)))
+        for ref, total in zip((d_latent_ref, d_rope_ref), sums, strict=True):
+            plt.store(ref.at[of, key[:, None], jnp.arange(ref.shape[-1])[None, :]], total, mask=inside)
+
+    return pl.pallas_call(
+        kernel,
+        name="sparse_mla_backward_sums",
+        grid=(batch, padded // owned),
+        out_shape=[jax.ShapeDtypeStruct((batch, keys, wide), jnp.float32) for wide in (size, roped)],
+        input_output_aliases={0: 0, 1: 1},
+        compiler_params=plt.CompilerParams(num_warps=4, num_stages=2),
+        interpret=interpret,
+    )(*so_far, *added, places)
