@@ -12,7 +12,7 @@ import jax
 from jaxtyping import Array, Float, Int
 
 from pallas_kernels.backend import choose
-from pallas_kernels.index_select import reference, tpu, tpu_decode
+from pallas_kernels.index_select import gpu, reference, tpu, tpu_decode
 
 __all__ = ["index_select", "index_select_paged"]
 
@@ -35,7 +35,7 @@ def index_select(
 
     q and k are bfloat16, float32 or float8_e4m3fn, w float32 with both scale factors (X^-1/2, J^-1/2) folded in, and
     q's scale where it has one. A key of float8 that stands for k_scale[t] · k[t], with k_scale[t] > 0, scores
-    k_scale[t] · I[s,t]. `backend` is "tpu", "xla", or None for what serves these shapes on the platform at hand.
+    k_scale[t] · I[s,t]. `backend` is "tpu", "gpu", "xla", or None for what serves these shapes on the platform at hand.
     Raises NotImplementedError with the reason where a backend that was asked for by name cannot serve them, ValueError
     for shapes that do not fit together.
     Source: DeepSeek-V3.2 (arXiv 2512.02556, §2.1).
@@ -50,7 +50,8 @@ def index_select(
         raise ValueError(f"index_select: last {last.shape} and first {first.shape} differ, or top_k = {top_k} < 1")
     if k_scale is not None and k_scale.shape != k.shape[:2]:
         raise ValueError(f"index_select: k {k.shape} wants k_scale {k.shape[:2]}, got {k_scale.shape}")
-    serve = choose("index_select", {"tpu": tpu.index_select, "xla": reference.index_select}, backend)
+    implementations = {"tpu": tpu.index_select, "gpu": gpu.index_select, "xla": reference.index_select}
+    serve = choose("index_select", implementations, backend)
     q, w, k = jax.lax.stop_gradient((q, w, k))
     return serve(q, w, k, first, last, min(top_k, k.shape[1]), k_scale)
 
@@ -87,8 +88,11 @@ def index_select_paged(
         raise ValueError(f"index_select_paged: a page is a power of two of keys, 16 or more; pages has {page}")
     if page_scale is not None and page_scale.shape != pages.shape[:2]:
         raise ValueError(f"index_select_paged: page_scale wants {pages.shape[:2]}, got {page_scale.shape}")
-    serve = choose(
-        "index_select_paged", {"tpu": tpu_decode.index_select_paged, "xla": reference.index_select_paged}, backend
-    )
+    implementations = {
+        "tpu": tpu_decode.index_select_paged,
+        "gpu": gpu.index_select_paged,
+        "xla": reference.index_select_paged,
+    }
+    serve = choose("index_select_paged", implementations, backend)
     q, w, pages = jax.lax.stop_gradient((q, w, pages))
     return serve(q, w, pages, table, first, last, min(top_k, table.shape[1] * page), page_scale)

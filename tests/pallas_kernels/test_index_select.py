@@ -1,4 +1,4 @@
-"""Index scoring with selection: the reference against brute force, the TPU kernel interpreted against the reference."""
+"""Index scoring with selection: the reference against brute force, the kernels interpreted against the same."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from jax.experimental.pallas import tpu as pltpu
 
-from pallas_kernels.index_select import index_select, index_select_paged, tpu, tpu_decode
+from pallas_kernels.index_select import gpu, index_select, index_select_paged, tpu, tpu_decode
 
 pytestmark = pytest.mark.kernels
 STRICT = pltpu.InterpretParams(detect_races=True, uninitialized_memory="nan")
@@ -56,6 +56,10 @@ def interpreted(q, w, k, first, last, top_k, k_scale=None):
     return tpu.index_select(q, w, k, first, last, min(top_k, k.shape[1]), k_scale, interpret=STRICT)
 
 
+def on_gpu(q, w, k, first, last, top_k, k_scale=None):
+    return gpu.index_select(q, w, k, first, last, min(top_k, k.shape[1]), k_scale, interpret=True)
+
+
 def xla(*args):
     return index_select(*args, backend="xla")
 
@@ -68,14 +72,14 @@ def in_float8(seed, *shape):
     return jnp.asarray(rows, jnp.float8_e4m3fn), jnp.asarray(scale, jnp.float32)
 
 
-@pytest.mark.parametrize("run", [xla, interpreted])
+@pytest.mark.parametrize("run", [xla, interpreted, on_gpu])
 @pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16])
 def test_selects_the_best_visible_keys_and_ties_go_to_the_lower(run, dtype):
     inputs = example(dtype=dtype)
     check(inputs, *causal(1, 8, 300), 64, run)
 
 
-@pytest.mark.parametrize("run", [xla, interpreted])
+@pytest.mark.parametrize("run", [xla, interpreted, on_gpu])
 @pytest.mark.parametrize("q_dtype", [jnp.float8_e4m3fn, jnp.bfloat16])
 def test_float8_keys_score_by_what_they_stand_for(run, q_dtype):
     q, q_scale = in_float8(11, 1, 8, 4, 128)
@@ -91,20 +95,21 @@ def test_float8_keys_score_by_what_they_stand_for(run, q_dtype):
     np.testing.assert_array_equal(index, want[0])
 
 
-@pytest.mark.parametrize("run", [xla, interpreted])
+@pytest.mark.parametrize("run", [xla, interpreted, on_gpu])
 @pytest.mark.parametrize(
     ("queries", "heads", "keys", "top_k"),
     [(1, 1, 5, 3), (9, 2, 2049, 7), (20, 4, 4100, 300), (3, 128, 130, 130), (17, 3, 200, 2048)],
 )
 def test_shapes_that_fill_no_block(run, queries, heads, keys, top_k):
-    inputs = example(1, queries=queries, heads=heads, keys=keys, whole=False)
+    dtype = jnp.bfloat16 if run is on_gpu else jnp.float32  # float32 has no room for 128 heads there
+    inputs = example(1, queries=queries, heads=heads, keys=keys, dtype=dtype, whole=False)
     w = jnp.asarray(np.random.default_rng(2).standard_normal(inputs[1].shape), jnp.float32)
     q, _, k = inputs
     last = jnp.broadcast_to(jnp.maximum(keys - jnp.arange(queries) * 3, 0), (1, queries))
     check((q, w, k), jnp.zeros_like(last), last, top_k, run)
 
 
-@pytest.mark.parametrize("run", [xla, interpreted])
+@pytest.mark.parametrize("run", [xla, interpreted, on_gpu])
 def test_documents_packed_in_a_row_see_their_own_keys_and_some_queries_see_none(run):
     rng = np.random.default_rng(3)
     inputs = example(3, batch=2, queries=16, keys=2300)
@@ -114,7 +119,7 @@ def test_documents_packed_in_a_row_see_their_own_keys_and_some_queries_see_none(
     check(inputs, first, last, 300, run)
 
 
-@pytest.mark.parametrize("run", [xla, interpreted])
+@pytest.mark.parametrize("run", [xla, interpreted, on_gpu])
 def test_equal_scores_are_the_first_keys(run):
     q, w, k = example(4, queries=8, keys=2500)
     index, count = run(jnp.zeros_like(q), w, k, *causal(1, 8, 2500), 100)
@@ -122,13 +127,32 @@ def test_equal_scores_are_the_first_keys(run):
     np.testing.assert_array_equal(count, 100)
 
 
+@pytest.mark.parametrize("rising", [True, False])
+def test_on_a_gpu_keys_stream_by_and_a_queue_is_pruned_when_it_is_full(rising):
+    """Rising scores fill it anew every 256 keys; queries of a block that see other keys fill theirs at other times."""
+    q, w, k = example(16, queries=4, width=16, keys=2000, dtype=jnp.bfloat16, whole=False)
+    w, k = jnp.abs(w) + 1, jnp.abs(k) * (jnp.arange(2000)[:, None] if rising else jnp.arange(2000, 0, -1)[:, None])
+    first = jnp.array([[0, 900, 1990, 300]], jnp.int32)
+    last = jnp.array([[2000, 2000, 2000, 301]], jnp.int32)
+    check((jnp.abs(q), w, k.astype(jnp.bfloat16)), first, last, 100, on_gpu)
+
+
+def test_on_a_gpu_programs_share_the_keys_of_few_queries(monkeypatch):
+    """Sixteen programs' candidates are merged eight by eight; many tie, and the last programs have no keys."""
+    monkeypatch.setattr(gpu, "LEAST", 128)
+    q, w, k = example(17, queries=2, width=16, keys=2200, dtype=jnp.bfloat16)
+    check((q, w, k), jnp.array([[0, 700]]), jnp.array([[2100, 1100]]), 150, on_gpu)
+
+
 def test_a_shape_that_no_kernel_serves_is_refused_by_name_and_served_by_xla():
     q, w, k = example(5, width=64)
     first, last = causal(1, 8, 300)
     with pytest.raises(NotImplementedError, match="multiple of 128, got 64"):
         index_select(q, w, k, first, last, 10, backend="tpu")
-    with pytest.raises(NotImplementedError, match="no backend 'gpu'"):
-        index_select(q, w, k, first, last, 10, backend="gpu")
+    with pytest.raises(NotImplementedError, match="no backend 'cuda'"):
+        index_select(q, w, k, first, last, 10, backend="cuda")
+    with pytest.raises(NotImplementedError, match="got 48, 4 in float32 and 10"):
+        index_select(q[..., :48], w, k[..., :48], first, last, 10, backend="gpu")
     check((q, w, k), first, last, 10, index_select)
 
 
@@ -168,11 +192,17 @@ def paged_interpreted(q, w, pages, table, first, last, top_k, page_scale=None):
         )
 
 
+@functools.partial(jax.jit, static_argnums=6)
+def paged_on_gpu(q, w, pages, table, first, last, top_k, page_scale=None):
+    most = table.shape[1] * pages.shape[1]
+    return gpu.index_select_paged(q, w, pages, table, first, last, min(top_k, most), page_scale, interpret=True)
+
+
 def paged_xla(*args):
     return index_select_paged(*args, backend="xla")
 
 
-@pytest.mark.parametrize("run", [paged_xla, paged_interpreted])
+@pytest.mark.parametrize("run", [paged_xla, paged_interpreted, paged_on_gpu])
 @pytest.mark.parametrize(
     ("batch", "queries", "heads", "keys", "page", "top_k", "dtype"),
     [
@@ -195,7 +225,7 @@ def test_paged_keys_are_found_through_a_permuted_table(run, batch, queries, head
     assert not index[..., keys:].any()
 
 
-@pytest.mark.parametrize("run", [paged_xla, paged_interpreted])
+@pytest.mark.parametrize("run", [paged_xla, paged_interpreted, paged_on_gpu])
 @pytest.mark.parametrize("garbage", [-7, 1 << 30])
 def test_what_stands_beyond_a_sequence_in_the_table_is_not_followed(run, garbage):
     q, w, k = example(9, batch=3, queries=2, keys=200)
@@ -208,7 +238,7 @@ def test_what_stands_beyond_a_sequence_in_the_table_is_not_followed(run, garbage
     np.testing.assert_array_equal(index, want[0])
 
 
-@pytest.mark.parametrize("run", [paged_xla, paged_interpreted])
+@pytest.mark.parametrize("run", [paged_xla, paged_interpreted, paged_on_gpu])
 def test_paged_float8_keys_score_by_what_they_stand_for(run):
     q, q_scale = in_float8(13, 2, 2, 4, 128)
     k, k_scale = in_float8(14, 2, 300, 128)
