@@ -7,8 +7,8 @@ PYTHON ?= $(shell for p in python3 python3.13 python3.12 python3.11 python; do \
 BIN := .venv/bin
 STAMP := .venv/installed
 PARITY := .venv/parity
-LIBTPU := .venv/libtpu
-MARKERS := kernels scale rollout parity
+COMPILERS := .venv/compilers
+MARKERS := kernels compile scale rollout parity
 # Workers beyond two gain little: XLA already uses every core.
 PYTEST := JAX_PLATFORMS=cpu $(BIN)/python -m pytest -n 2 -q
 
@@ -30,9 +30,9 @@ demo: $(STAMP)
 test: $(STAMP)
 	$(PYTEST)
 
-test-all: $(STAMP) $(PARITY) $(LIBTPU)
+test-all: $(STAMP) $(PARITY) $(COMPILERS)
 	@for marker in $(MARKERS); do echo "== $$marker"; \
-		if [ $$marker = kernels ]; then export PYTHONPATH=$(LIBTPU); else unset PYTHONPATH; fi; \
+		if [ $$marker = compile ]; then export PYTHONPATH=$(COMPILERS); else unset PYTHONPATH; fi; \
 		$(PYTEST) -m $$marker || exit $$?; done
 
 # torch from its CPU index: the default build brings gigabytes of CUDA.
@@ -41,10 +41,9 @@ $(PARITY): $(STAMP)
 		--extra-index-url https://download.pytorch.org/whl/cpu -e ".[parity]"
 	touch $@
 
-# The TPU compiler stands apart: installed beside jax, it would look for a TPU whenever jax starts.
-$(LIBTPU): $(STAMP)
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --target $@.new \
-		"$$($(BIN)/python -c 'from importlib.metadata import requires; print(next(r.split(";")[0] for r in requires("jax") if r.startswith("libtpu")))')"
+# XLA's compilers for TPU and GPU stand apart: installed beside jax, they would look for a device whenever jax starts.
+$(COMPILERS): $(STAMP)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --target $@.new $$($(BIN)/python .ci/compilers.py)
 	rm -rf $@ && mv $@.new $@
 
 lint: $(STAMP)

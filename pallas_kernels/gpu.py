@@ -1,16 +1,24 @@
-"""The GPU that kernels are traced for."""
+"""The GPU that kernels are traced for: the one at hand, or one that is assumed."""
 
 from __future__ import annotations
 
 import jax
 
-HOPPER = 9.0
+ASSUMED = 9.0  # compute capability where no GPU is at hand: an H100's
+
+
+def capability() -> float:
+    return float(jax.devices()[0].compute_capability) if jax.default_backend() == "gpu" else ASSUMED
 
 
 def shared_memory() -> int:
-    """KiB of shared memory that a program may have: of the GPU at hand, or of an H100 where there is none."""
-    gpu = jax.default_backend() == "gpu"
-    capability = float(jax.devices()[0].compute_capability) if gpu else HOPPER
-    if capability in (8.6, 8.9) or capability >= 12:
+    """KiB that a program may have."""
+    if capability() in (8.6, 8.9) or capability() >= 12:
         return 99
-    return 227 if capability >= HOPPER else 163
+    return 227 if capability() >= 9 else 163
+
+
+def want_float8(operation: str) -> None:
+    """Raises NotImplementedError on a GPU that cannot convert float8."""
+    if capability() < 8.9:
+        raise NotImplementedError(f"{operation}: float8 wants compute capability 8.9, this GPU has {capability()}")

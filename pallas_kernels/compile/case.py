@@ -20,7 +20,12 @@ class Case(NamedTuple):
     shape: str  # for people
     multiply_adds: int  # that are useful
     hbm_bytes: int  # that have to move
-    build: Callable[[], tuple[Callable, Callable, Arguments]]  # kernel, XLA's, arguments
+    build: Callable[[str], tuple[Callable, Callable, Arguments]]  # for a backend: kernel, XLA's, arguments
     times: Callable[[list[Loop]], list[int]] = runs  # how often each loop of the kernel runs
     shares: Callable[[float, list[int]], dict[str, float]] = whole  # of the matrix floor and the cycles of each loop
-    temporary: int | None = None  # bytes of memory it may take for itself; None: half of hbm_bytes
+    temporary: dict[str, int] = {}  # bytes of memory it may take for itself, by backend; otherwise half of hbm_bytes
+    backends: tuple[str, ...] = ("tpu", "gpu")  # that have the kernel
+    float8: bool = False  # which a GPU has to convert
+
+    def limit(self, backend: str) -> float:
+        return self.temporary.get(backend, self.hbm_bytes / 2)

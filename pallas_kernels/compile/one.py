@@ -1,4 +1,4 @@
-"""Compiles one case for one device and prints JSON. A process of its own, since libtpu reads the device at start.
+"""Compiles one case for one device and prints JSON. A process of its own, since compilers read the device at start.
 
 python -m pallas_kernels.compile.one CASE kernel|xla DEVICE
 """
@@ -8,8 +8,10 @@ from __future__ import annotations
 import json
 import sys
 
+from pallas_kernels import gpu
 from pallas_kernels.compile.cases import CASES
-from pallas_kernels.compile.devices import DEVICES
+from pallas_kernels.compile.gpus import GPUS
+from pallas_kernels.compile.tpus import TPUS
 
 
 def main(case_name: str, which: str, device_name: str) -> None:
@@ -17,13 +19,20 @@ def main(case_name: str, which: str, device_name: str) -> None:
     from jax.experimental import topologies
     from jax.sharding import SingleDeviceSharding
 
-    topology = topologies.get_topology_desc(DEVICES[device_name].topology, platform="tpu")
+    if device_name in GPUS:
+        gpu.ASSUMED = float("{}.{}".format(*GPUS[device_name].capability))
+        described = {"topology": "1x1x1", "target_config": GPUS[device_name].description}
+        topology = topologies.get_topology_desc(device_name, platform="cuda", **described)
+    else:
+        topology = topologies.get_topology_desc(TPUS[device_name].topology, platform="tpu")
     on_it = SingleDeviceSharding(topology.devices[0])
-    kernel, xla, shapes = CASES[case_name].build()
+    kernel, xla, shapes = CASES[case_name].build("gpu" if device_name in GPUS else "tpu")
     arguments = [jax.ShapeDtypeStruct(shape, dtype, sharding=on_it) for shape, dtype in shapes]
     compiled = jax.jit(kernel if which == "kernel" else xla).lower(*arguments).compile()
-    memory, moved = compiled.memory_analysis(), compiled.cost_analysis()["bytes accessed"]
-    print(json.dumps({"temp_bytes": memory.temp_size_in_bytes, "hbm_bytes": round(moved)}))
+    found = {"temp_bytes": compiled.memory_analysis().temp_size_in_bytes}
+    if cost := compiled.cost_analysis():  # XLA has none for a GPU that is not there
+        found["hbm_bytes"] = round(cost["bytes accessed"])
+    print(json.dumps(found))
 
 
 if __name__ == "__main__":

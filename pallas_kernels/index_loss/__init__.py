@@ -17,7 +17,7 @@ import jax
 from jaxtyping import Array, Float, Int
 
 from pallas_kernels.backend import choose
-from pallas_kernels.index_loss import reference, tpu
+from pallas_kernels.index_loss import gpu, reference, tpu
 
 __all__ = ["index_loss", "sparse_index_loss"]
 
@@ -45,13 +45,14 @@ def index_loss(
 
     Differentiable by q, w and k: ∂loss/∂I = softmax(I) - p. a, c and lse get no gradient. Keys and queries beyond what
     is visible may hold anything, NaN too. Sums are float32 (float64 for float64 inputs); bfloat16 inputs cost the loss
-    nothing and a gradient at most 1 % of its largest entry. `backend` is "tpu", "xla", or None for what serves these
-    shapes on the platform at hand; NotImplementedError with the reason where a backend that was asked for by name
+    nothing and a gradient at most 1 % of its largest entry. `backend` is "tpu", "gpu", "xla", or None for what serves
+    these shapes on the platform at hand; NotImplementedError with the reason where a backend that was asked for by name
     cannot, ValueError for shapes that do not fit together.
     Source: DeepSeek-V3.2 (arXiv 2512.02556, §2.1.1), dense warm-up.
     """
     _check("index_loss", q, w, k, a, c, lse, {"first": first, "last": last})
-    serve = choose("index_loss", {"tpu": tpu.index_loss, "xla": reference.index_loss}, backend)
+    implementations = {"tpu": tpu.index_loss, "gpu": gpu.index_loss, "xla": reference.index_loss}
+    serve = choose("index_loss", implementations, backend)
     return serve(q, w, k, *_targets(a, c, lse), float(scale), first, last)
 
 
@@ -68,12 +69,17 @@ def sparse_index_loss(
     backend: str | None = None,
 ) -> Float[Array, "B S"]:
     """`index_loss` over the first `count` of the keys `index` alone, which differ from each other: both distributions
-    and lse are those over the selected keys. Same errors; XLA's formulation only.
+    and lse are those over the selected keys. Same errors; no kernel on TPU.
 
     Source: DeepSeek-V3.2 (arXiv 2512.02556, §2.1.1), sparse training.
     """
     _check("sparse_index_loss", q, w, k, a, c, lse, {"index": index[..., 0], "count": count})
-    serve = choose("sparse_index_loss", {"tpu": tpu.sparse_index_loss, "xla": reference.sparse_index_loss}, backend)
+    implementations = {
+        "tpu": tpu.sparse_index_loss,
+        "gpu": gpu.sparse_index_loss,
+        "xla": reference.sparse_index_loss,
+    }
+    serve = choose("sparse_index_loss", implementations, backend)
     return serve(q, w, k, *_targets(a, c, lse), float(scale), index, count)
 
 

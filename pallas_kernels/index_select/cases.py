@@ -5,6 +5,7 @@ from __future__ import annotations
 from pallas_kernels.compile.case import Case
 from pallas_kernels.compile.schedule import Loop, runs
 from pallas_kernels.index_select import tpu_decode
+from pallas_kernels.index_select.gpu import shared_by
 from pallas_kernels.index_select.tpu import TOGETHER, key_tile, query_block
 from pallas_kernels.index_select.tpu_select import LANES, REACH_SPANS, ROWS, SLOT_REGISTERS, SNAP, SPAN
 
@@ -54,14 +55,19 @@ def key_bytes(bits: int) -> int:
     return WIDTH * bits // 8 + (4 if bits == 8 else 0)
 
 
+def queues(queries: int, blocks: int, keys: int) -> int:
+    """Bytes of candidates on a GPU: a queue of 2 k and the k that stay, rank and key of each, of every program."""
+    return queries * shared_by(blocks, keys) * 3 * TOP_K * 8 + (8 << 20)
+
+
 def prefill(queries: int, keys: int, bits: int = 16) -> Case:
-    def build():
+    def build(backend: str):
         import jax.numpy as jnp
 
         from pallas_kernels.index_select import index_select
 
         def kernel(q, w, k, first, last, *scale):
-            return index_select(q, w, k, first, last, TOP_K, *scale, backend="tpu")
+            return index_select(q, w, k, first, last, TOP_K, *scale, backend=backend)
 
         def xla(q, w, k, first, last, *scale):
             return scores(q, w, k, *scale)
@@ -85,17 +91,18 @@ def prefill(queries: int, keys: int, bits: int = 16) -> Case:
     used = queries * keys * HEADS * WIDTH
     moved = keys * key_bytes(bits) + queries * (HEADS * WIDTH * bits // 8 + 4 * HEADS + 4 * TOP_K)
     shape = f"{queries} queries x {keys // 1024}k keys{IN[bits]}"
-    return Case("index_select", shape, used, moved, build, times, shares_of(scoring))
+    temporary = {"gpu": queues(queries, -(-queries // 4), keys)}
+    return Case("index_select", shape, used, moved, build, times, shares_of(scoring), temporary, float8=bits == 8)
 
 
 def decode(batch: int, queries: int, keys: int, page: int, bits: int = 16) -> Case:
-    def build():
+    def build(backend: str):
         import jax.numpy as jnp
 
         from pallas_kernels.index_select import index_select_paged
 
         def kernel(q, w, pages, table, first, last, *scale):
-            return index_select_paged(q, w, pages, table, first, last, TOP_K, *scale, backend="tpu")
+            return index_select_paged(q, w, pages, table, first, last, TOP_K, *scale, backend=backend)
 
         def xla(q, w, pages, table, first, last, *scale):
             in_order = lambda a: a[table].reshape(batch, keys, *a.shape[2:])
@@ -116,7 +123,8 @@ def decode(batch: int, queries: int, keys: int, page: int, bits: int = 16) -> Ca
     used = batch * queries * keys * HEADS * WIDTH
     moved = batch * (keys * key_bytes(bits) + queries * (HEADS * WIDTH * bits // 8 + 4 * HEADS + 4 * TOP_K))
     shape = f"{batch} x {queries} {'query' if queries == 1 else 'queries'} x {keys // 1024}k paged keys{IN[bits]}"
-    return Case("index_select_paged", shape, used, moved, build, times, shares_of(6))
+    temporary = {"gpu": queues(batch * queries, batch, keys)}
+    return Case("index_select_paged", shape, used, moved, build, times, shares_of(6), temporary, float8=bits == 8)
 
 
 CASES = {

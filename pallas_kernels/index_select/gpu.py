@@ -13,6 +13,7 @@ import jax.numpy as jnp
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import triton as plt
 
+from pallas_kernels.gpu import want_float8
 from pallas_kernels.index_select.reference import LOWEST, ranks
 from pallas_kernels.products import product
 
@@ -49,6 +50,8 @@ def index_select_paged(q, w, pages, table, first, last, top_k: int, page_scale=N
 
 def _select(q, w, k, k_scale, more, rows, first, last, top_k, keys, interpret):
     """`rows(refs of more, sequence, key)` tells where in k a sequence's key lies."""
+    if k.dtype == jnp.float8_e4m3fn:
+        want_float8("index_select")
     kind = jnp.dtype(jnp.bfloat16 if k.dtype == jnp.float8_e4m3fn else k.dtype)  # holds float8 exactly
     batch, queries, heads, width = q.shape
     most = COLUMNS.get(kind.itemsize, 0)
@@ -61,8 +64,7 @@ def _select(q, w, k, k_scale, more, rows, first, last, top_k, keys, interpret):
     block = min(most // columns, pl.next_power_of_2(queries))
     blocks = pl.cdiv(queries, block)
     kept = max(KEYS, pl.next_power_of_2(top_k))
-    share = min(PROGRAMS // (batch * blocks), keys // LEAST)
-    splits = max(1, pl.next_power_of_2(share + 1) // 2)
+    splits = shared_by(batch * blocks, keys)
 
     def by_block(a, *pad):
         a = jnp.pad(a, [(0, 0), (0, blocks * block - queries), *pad])
@@ -163,6 +165,12 @@ def _select(q, w, k, k_scale, more, rows, first, last, top_k, keys, interpret):
     count = count.reshape(batch, blocks * block)[:, :queries]
     key = key.reshape(batch, blocks * block, kept)[:, :queries, :top_k]
     return jnp.where(jnp.arange(top_k) < count[..., None], key, 0), count
+
+
+def shared_by(blocks: int, keys: int) -> int:
+    """Programs that share the keys of a block of queries, a power of two."""
+    share = min(PROGRAMS // blocks, keys // LEAST)
+    return max(1, pl.next_power_of_2(share + 1) // 2)
 
 
 def best(rank, wanted):

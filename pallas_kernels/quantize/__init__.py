@@ -15,7 +15,7 @@ import jax
 from jaxtyping import Array, Float
 
 from pallas_kernels.backend import choose
-from pallas_kernels.quantize import reference, tpu
+from pallas_kernels.quantize import gpu, reference, tpu
 from pallas_kernels.quantize.reference import BLOCK, LARGEST, hadamard
 
 __all__ = [
@@ -39,15 +39,16 @@ def quantize_rows(
     NaN, and |values · scale - x| ≤ max(2^-4 · |x|, 2^-10 · scale). With `rotate`, x is first multiplied by the Hadamard
     matrix (X a power of two) in float32, which no product of two such rows can tell: q and k of the indexer.
 
-    x is bfloat16 or float32. `backend` is "tpu", "xla", or None for what serves these shapes on the platform at hand.
-    Raises NotImplementedError with the reason where a backend asked for by name cannot serve, ValueError for an empty
-    x, or for `rotate` where X is no power of two. Source: DeepSeek-V3 (arXiv 2412.19437, §3.3.2); DeepSeek-V3.2.
+    x is bfloat16 or float32. `backend` is "tpu", "gpu", "xla", or None for what serves these shapes on the platform at
+    hand. Raises NotImplementedError with the reason where a backend asked for by name cannot serve, ValueError for an
+    empty x, or for `rotate` where X is no power of two. Source: DeepSeek-V3 (arXiv 2412.19437, §3.3.2); DeepSeek-V3.2.
     """
     if x.ndim < 1 or x.size == 0:
         raise ValueError(f"quantize_rows: x has shape {x.shape}; it wants at least one entry")
     if rotate:
         reference.check_width("quantize_rows with rotate", x.shape[-1])
-    serve = choose("quantize_rows", {"tpu": tpu.quantize_rows, "xla": reference.quantize_rows}, backend)
+    implementations = {"tpu": tpu.quantize_rows, "gpu": gpu.quantize_rows, "xla": reference.quantize_rows}
+    serve = choose("quantize_rows", implementations, backend)
     return serve(jax.lax.stop_gradient(x), power_of_two, rotate)
 
 
@@ -60,7 +61,8 @@ def quantize_blocks(
     """
     if w.ndim < 2 or w.size == 0:
         raise ValueError(f"quantize_blocks: w has shape {w.shape}; it wants two axes and at least one entry")
-    serve = choose("quantize_blocks", {"tpu": tpu.quantize_blocks, "xla": reference.quantize_blocks}, backend)
+    implementations = {"tpu": tpu.quantize_blocks, "gpu": gpu.quantize_blocks, "xla": reference.quantize_blocks}
+    serve = choose("quantize_blocks", implementations, backend)
     return serve(jax.lax.stop_gradient(w), power_of_two)
 
 

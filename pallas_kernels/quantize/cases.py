@@ -8,28 +8,28 @@ BLOCK = 128
 
 
 def rows(rows: int, width: int, rotate: bool) -> Case:
-    def build():
+    def build(backend: str):
         import jax.numpy as jnp
 
         from pallas_kernels.quantize import quantize_rows
 
-        kernel, xla = (lambda x, b=b: quantize_rows(x, rotate=rotate, backend=b) for b in ("tpu", "xla"))
+        kernel, xla = (lambda x, b=b: quantize_rows(x, rotate=rotate, backend=b) for b in (backend, "xla"))
         return kernel, xla, [((rows, width), jnp.bfloat16)]
 
     used = rows * width * BLOCK * rotate
-    return Case("quantize_rows", f"{rows} x {width}", used, _moved(rows * width, BLOCK), build, shares=no_share)
+    return _case("quantize_rows", f"{rows} x {width}", used, _moved(rows * width, BLOCK), build)
 
 
 def blocks(rows: int, columns: int) -> Case:
-    def build():
+    def build(backend: str):
         import jax.numpy as jnp
 
         from pallas_kernels.quantize import quantize_blocks
 
-        kernel, xla = (lambda w, b=b: quantize_blocks(w, backend=b) for b in ("tpu", "xla"))
+        kernel, xla = (lambda w, b=b: quantize_blocks(w, backend=b) for b in (backend, "xla"))
         return kernel, xla, [((rows, columns), jnp.bfloat16)]
 
-    return Case("quantize_blocks", f"{rows} x {columns}", 0, _moved(rows * columns, BLOCK**2), build, shares=no_share)
+    return _case("quantize_blocks", f"{rows} x {columns}", 0, _moved(rows * columns, BLOCK**2), build)
 
 
 def _moved(entries: int, per_scale: int) -> int:
@@ -37,9 +37,9 @@ def _moved(entries: int, per_scale: int) -> int:
     return 3 * entries + 4 * entries // per_scale
 
 
-def no_share(floor: float, spent: list[int]) -> dict[str, float]:
+def _case(*what) -> Case:
     """Bytes are the bound here, not the matrix units."""
-    return {}
+    return Case(*what, shares=lambda floor, spent: {}, float8=True)
 
 
 CASES = {

@@ -16,9 +16,11 @@ PAIRS = functools.partial(runs, unknown=TOP_K // (2 * tpu.TILE))  # a full selec
 def forward(queries: int, keys: int) -> Case:
     """A row of a learning batch."""
 
-    def build():
+    def build(backend: str):
+        from pallas_kernels.sparse_mla import sparse_mla
+
         def kernel(*args):
-            return tpu.forward(*args, SCALE)
+            return sparse_mla(*args, SCALE, backend=backend)
 
         return kernel, _attend, _arguments(queries, keys)
 
@@ -28,7 +30,7 @@ def forward(queries: int, keys: int) -> Case:
 def paged(batch: int, queries: int, keys: int, fp8: bool = False) -> Case:
     """A chunk of a prompt, or a step of many sequences: each has its pages anywhere in the pool."""
 
-    def build():
+    def build(backend: str):
         import jax.numpy as jnp
 
         from pallas_kernels.sparse_mla import sparse_mla_paged
@@ -40,7 +42,7 @@ def paged(batch: int, queries: int, keys: int, fp8: bool = False) -> Case:
         row = ((batch, queries, TOP_K), i32), ((batch, queries), i32)
         q = ((batch, queries, HEADS, LATENT), bf16), ((batch, queries, HEADS, ROPE), bf16)
         pages = ((batch * keys // PAGE, PAGE, 1, LATENT // (4 if fp8 else 2) + 128), jnp.uint32)
-        return step("tpu"), step("xla"), [*q, pages, ((batch, keys // PAGE), i32), *row]
+        return step(backend), step("xla"), [*q, pages, ((batch, keys // PAGE), i32), *row]
 
     shape = f"{queries} queries of {batch} sequences, {keys // 1024}k keys in pages" + fp8 * ", fp8"
     multiply_adds, moved = _account(batch * queries)
@@ -51,12 +53,14 @@ def paged(batch: int, queries: int, keys: int, fp8: bool = False) -> Case:
 def backward(queries: int, keys: int) -> Case:
     """Cotangents of a row of a learning batch."""
 
-    def build():
+    def build(backend: str):
         import jax
         import jax.numpy as jnp
 
+        from pallas_kernels.sparse_mla import gpu_backward
+
         def kernel(*args):
-            return tpu_backward.backward(*args, SCALE)
+            return {"tpu": tpu_backward, "gpu": gpu_backward}[backend].backward(*args, SCALE)
 
         def xla(q_latent, q_rope, latent, rope, index, count, out, logsumexp, d_out, d_logsumexp):
             run = lambda *args: _attend(*args, index, count)
@@ -72,7 +76,10 @@ def backward(queries: int, keys: int) -> Case:
     # Of a single chunk: a loop over several is XLA's, whose trips the schedule does not show.
     times = functools.partial(runs, unknown=TOP_K // tpu_backward.TILE)
     # Packed rows, the cotangents of two halves of the queries, those of queries: words each.
-    temporary = 4 * (keys * (384 + 2 * 640) + queries * HEADS * 640) + (2 << 20)
+    temporary = {"tpu": 4 * (keys * (384 + 2 * 640) + queries * HEADS * 640) + (2 << 20)}
+    # What queries add to rows and their sums, weights and d_score, where each query has a key.
+    rows, pairs = (queries * TOP_K + 2 * keys) * FEATURES, queries * HEADS * TOP_K
+    temporary["gpu"] = 4 * rows + 2 * 2 * pairs + 4 * queries * keys + (8 << 20)
     return Case("sparse_mla_backward", shape, multiply_adds, moved, build, times, temporary=temporary)
 
 

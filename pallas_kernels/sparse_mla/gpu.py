@@ -44,21 +44,21 @@ TILINGS = {
     163: (Tiling(64, 32, 8, 2), Tiling(32, 32, 8, 2), Tiling(32, 32, 8, 2)),  # A100
     99: (Tiling(32, 32, 8, 2), Tiling(16, 16, 4, 2), Tiling(16, 16, 4, 2)),
 }
-FLOAT32 = Tiling(16, 32, 8, 2)  # products on the ordinary units
 
 
-def tiling(dtype, heads: int, parts: int = 1) -> Tiling:
+def tiling(heads: int, parts: int = 1) -> Tiling:
     """`parts` of the latent in a row: 1 plain, 2 in words, 4 in words with fp8."""
-    tile = FLOAT32 if dtype == jnp.float32 else TILINGS[shared_memory()][parts // 2]
+    tile = TILINGS[shared_memory()][parts // 2]
     return tile._replace(heads=min(tile.heads, max(16, pl.next_power_of_2(heads))))
 
 
-def check(q_latent, q_rope, latent_dtype) -> None:
-    """Raises NotImplementedError for what the kernels cannot serve."""
-    if q_latent.dtype not in (jnp.bfloat16, jnp.float16, jnp.float32) or latent_dtype != q_latent.dtype:
+def check(q_latent, q_rope, latent_dtype, interpret: bool) -> None:
+    """Raises NotImplementedError for what the kernels cannot serve; float32 only the interpreter can."""
+    kinds = (jnp.bfloat16, jnp.float16, jnp.float32)[: 3 if interpret else 2]
+    if q_latent.dtype not in kinds or latent_dtype != q_latent.dtype:
         raise NotImplementedError(
-            f"sparse_mla on GPU takes queries and rows of one type, bfloat16, float16 or float32; got "
-            f"{q_latent.dtype} and {latent_dtype}"
+            f"sparse_mla on GPU takes queries and rows of one type, bfloat16 or float16 (float32 would fill the "
+            f"registers); got {q_latent.dtype} and {latent_dtype}"
         )
     for what, size in {"latent": q_latent.shape[-1], "rope": q_rope.shape[-1]}.items():
         if size < 16 or size & (size - 1):
@@ -67,7 +67,7 @@ def check(q_latent, q_rope, latent_dtype) -> None:
 
 def forward(q_latent, q_rope, latent, rope, index, count, scale: float, interpret: bool = False):
     """See `pallas_kernels.sparse_mla.sparse_mla`."""
-    check(q_latent, q_rope, latent.dtype)
+    check(q_latent, q_rope, latent.dtype, interpret)
     queries, keys = q_latent.shape[1], latent.shape[1]
 
     def fetch(rows, program, chosen):
@@ -81,7 +81,7 @@ def forward(q_latent, q_rope, latent, rope, index, count, scale: float, interpre
 
 def paged(q_latent, q_rope, pages, table, index, count, scale: float, interpret: bool = False):
     """See `pallas_kernels.sparse_mla.sparse_mla_paged`; a word is parted into features after it was gathered."""
-    check(q_latent, q_rope, q_latent.dtype)
+    check(q_latent, q_rope, q_latent.dtype, interpret)
     size, roped, page = q_latent.shape[-1], q_rope.shape[-1], pages.shape[1]
     queries, entries = q_latent.shape[1], table.shape[1]
     words = pages.shape[-1] - LANES
@@ -125,7 +125,7 @@ def gather(ref, number, start: int = 0, size: int | None = None):
 def _attend(q_latent, q_rope, rows, fetch, index, count, scale: float, parts: int, interpret: bool):
     """`fetch(refs of rows, query, chosen, seen)` gives a tile's features as `parts` of the latent, then the rope."""
     batch, queries, heads, size = q_latent.shape
-    tile = tiling(q_latent.dtype, heads, parts)
+    tile = tiling(heads, parts)
     blocks, top_k, number = pl.cdiv(heads, tile.heads), index.shape[-1], batch * queries
     share = PROGRAMS // max(1, number * blocks)
     splits = max(1, min(pl.next_power_of_2(share + 1) // 2, top_k // LEAST))

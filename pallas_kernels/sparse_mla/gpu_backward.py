@@ -12,10 +12,12 @@ import jax.numpy as jnp
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import triton as plt
 
+from pallas_kernels.gpu import shared_memory
 from pallas_kernels.products import product
 from pallas_kernels.sparse_mla.gpu import LOG2_E, Tiling, check, gather, pad_heads, tiling
 
 CONTRIBUTIONS = 1 << 27  # values of queries' contributions that exist at once
+HEADS = {227: 64, 163: 32, 99: 16}  # of a program, whose q and d_out stay in as much shared memory, in KiB
 COLUMNS = 256  # of a row's features that are added up at once
 ROWS = 64  # of a query whose contributions a program computes
 OWNED = 16  # keys of a program that adds up
@@ -36,15 +38,12 @@ def backward(
     interpret: bool = False,
 ):
     """Cotangents of the first four; `pallas_kernels.sparse_mla.sparse_mla` has the formula."""
-    check(q_latent, q_rope, latent.dtype)
-    if q_latent.dtype == jnp.float32:
-        raise NotImplementedError(
-            "sparse_mla's gradient on GPU takes bfloat16 and float16: float32 fills the registers"
-        )
+    check(q_latent, q_rope, latent.dtype, interpret)
     batch, queries, heads, size = q_latent.shape
     (keys, roped), top_k = rope.shape[1:], index.shape[-1]
-    tile = tiling(q_latent.dtype, heads)
-    by_query, by_row = tile._replace(rows=32, stages=1), tile._replace(rows=ROWS)
+    tile = tiling(heads)
+    tile = tile._replace(heads=min(tile.heads, HEADS[shared_memory()]))
+    by_query, by_row = tile._replace(rows=32), tile._replace(rows=ROWS)
     wide = jnp.float32
     # d_score = p * (d_out . row - shift): of softmax and logsumexp together.
     shift = jnp.sum(d_out.astype(wide) * out.astype(wide), axis=-1) - d_logsumexp
@@ -63,9 +62,9 @@ def backward(
         chosen = jnp.where(jnp.arange(top_k) < count[..., None], index, keys)
         queried = per_head(q_latent), per_head(q_rope), per_head(d_out.astype(q_latent.dtype))
         softmax = per_head(logsumexp[..., None])[..., 0], per_head(shift[..., None])[..., 0]
-        *d_q, weight, d_score = _of_queries(
-            *queried, *softmax, latent, rope, flat(index), flat(count), block, scale, by_query, interpret
-        )
+        rows = latent, rope, flat(index), flat(count), block
+        weight, d_score = _weights(*queried, *softmax, *rows, scale, by_query, interpret)
+        d_q = _of_queries(d_score, *rows, by_row, interpret)
         added = _of_rows(*queried, weight, d_score, flat(count), by_row, interpret)
         # Where among its rows a query has a key, -1 where nowhere.
         at = jnp.arange(batch)[:, None, None], jnp.arange(block)[:, None], chosen
@@ -82,58 +81,82 @@ def backward(
     return *map(join, d_q), d_latent.astype(latent.dtype), d_rope.astype(rope.dtype)
 
 
-def _of_queries(
+def _weights(
     q_latent, q_rope, d_out, logsumexp, shift, latent, rope, index, count, queries, scale, tile: Tiling, interpret
 ):
-    """d(q_latent), d(q_rope) [N,H,·]; weights p and d_score [N,H,K] in q's dtype, zeros behind a query's rows."""
-    number, heads, size = q_latent.shape
-    keys, roped, top_k, kind = latent.shape[1], rope.shape[-1], index.shape[-1], q_latent.dtype
-    padded = pl.cdiv(top_k, ROWS) * ROWS
+    """Weights p and cotangents of scores, [N,H,K] in q's dtype; anything behind a query's rows."""
+    number, heads, _ = q_latent.shape
+    keys, top_k, kind = latent.shape[1], index.shape[-1], q_latent.dtype
 
     def kernel(q_ref, qr_ref, d_out_ref, lse_ref, shift_ref, latent_ref, rope_ref, index_ref, count_ref, *outs):
-        dq_ref, dqr_ref, weight_ref, d_score_ref = outs
         program = pl.program_id(0)
-        heads_at = pl.ds(pl.program_id(1) * tile.heads, tile.heads)
+        at = pl.ds(pl.program_id(1) * tile.heads, tile.heads)
         end = count_ref[program]
-        q, qr, d_out = q_ref[program, heads_at, :], qr_ref[program, heads_at, :], d_out_ref[program, heads_at, :]
-        lse, moved = lse_ref[program, heads_at] * LOG2_E, shift_ref[program, heads_at]
+        q, qr, d_out = q_ref[program, at, :], qr_ref[program, at, :], d_out_ref[program, at, :]
+        lse, moved = lse_ref[program, at] * LOG2_E, shift_ref[program, at]
 
         def step(i, carry):
-            dq, dqr = carry
             column = i * tile.rows + jnp.arange(tile.rows)
-            chosen = index_ref[program, jnp.minimum(column, end - 1)] + program // queries * keys
-            values, roped_keys = gather(latent_ref, chosen), gather(rope_ref, chosen)
-            score = (product(q, values, (1, 1)) + product(qr, roped_keys, (1, 1))) * (scale * LOG2_E)
-            weight = jnp.where((column < end)[None, :], jnp.exp2(score - lse[:, None]), 0)
-            d_score = (weight * (product(d_out, values, (1, 1)) - moved[:, None]) * scale).astype(kind)
-            columns = pl.ds(i * tile.rows, tile.rows)
-            weight_ref[program, heads_at, columns] = weight.astype(kind)
-            d_score_ref[program, heads_at, columns] = d_score
-            return dq + product(d_score, values, (1, 0)), dqr + product(d_score, roped_keys, (1, 0))
+            row = index_ref[program, jnp.minimum(column, end - 1)] + program // queries * keys
+            values = gather(latent_ref, row)
+            score = product(q, values, (1, 1)) + product(qr, gather(rope_ref, row), (1, 1))
+            weight = jnp.exp2(score * (scale * LOG2_E) - lse[:, None])
+            d_score = weight * (product(d_out, values, (1, 1)) - moved[:, None]) * scale
+            for ref, value in zip(outs, (weight, d_score), strict=True):
+                ref[program, at, pl.ds(i * tile.rows, tile.rows)] = value.astype(kind)
+            return carry
 
-        zeros = jnp.zeros((tile.heads, size)), jnp.zeros((tile.heads, roped))
-        dq, dqr = jax.lax.fori_loop(0, pl.cdiv(end, tile.rows), step, zeros)
-        dq_ref[program, heads_at, :] = dq.astype(kind)
-        dqr_ref[program, heads_at, :] = dqr.astype(kind)
+        jax.lax.fori_loop(0, pl.cdiv(end, tile.rows), step, jnp.int32(0))
+
+    padded = pl.cdiv(top_k, ROWS) * ROWS
+    return pl.pallas_call(
+        kernel,
+        name="sparse_mla_backward_weights",
+        grid=(number, heads // tile.heads),
+        out_shape=[jax.ShapeDtypeStruct((number, heads, padded), kind)] * 2,
+        compiler_params=tile.compiler_params(),
+        interpret=interpret,
+    )(q_latent, q_rope, d_out, logsumexp, shift, *map(_rows, (latent, rope)), index, count)
+
+
+def _of_queries(d_score, latent, rope, index, count, queries, tile: Tiling, interpret):
+    """d(q_latent) and d(q_rope) [N,H,·]: the rows, weighted by their scores' cotangents."""
+    (number, heads, _), size, roped = d_score.shape, latent.shape[-1], rope.shape[-1]
+    keys, kind = latent.shape[1], latent.dtype
+    part = min(COLUMNS, size)
+
+    def kernel(d_score_ref, latent_ref, rope_ref, index_ref, count_ref, dq_ref, dqr_ref):
+        program = pl.program_id(0)
+        at = pl.ds(pl.program_id(1) * tile.heads, tile.heads)
+        end = count_ref[program]
+
+        def total(ref, first: int, wide: int):
+            def step(i, so_far):
+                column = i * tile.rows + jnp.arange(tile.rows)
+                row = index_ref[program, jnp.minimum(column, end - 1)] + program // queries * keys
+                weight = d_score_ref[program, at, pl.ds(i * tile.rows, tile.rows)]
+                weight = jnp.where(column < end, weight, 0)
+                return so_far + product(weight, gather(ref, row, first, wide), (1, 0))
+
+            zeros = jnp.zeros((tile.heads, wide))
+            return jax.lax.fori_loop(0, pl.cdiv(end, tile.rows), step, zeros).astype(kind)
+
+        for first in range(0, size, part):
+            dq_ref[program, at, pl.ds(first, part)] = total(latent_ref, first, part)
+        dqr_ref[program, at, :] = total(rope_ref, 0, roped)
 
     return pl.pallas_call(
         kernel,
         name="sparse_mla_backward_queries",
         grid=(number, heads // tile.heads),
-        out_shape=[jax.ShapeDtypeStruct((number, heads, wide), kind) for wide in (size, roped, padded, padded)],
+        out_shape=[jax.ShapeDtypeStruct((number, heads, wide), kind) for wide in (size, roped)],
         compiler_params=tile.compiler_params(),
         interpret=interpret,
-    )(
-        q_latent,
-        q_rope,
-        d_out,
-        logsumexp,
-        shift,
-        latent.reshape(-1, size),
-        rope.reshape(-1, roped),
-        index,
-        count,
-    )
+    )(d_score, *map(_rows, (latent, rope)), index, count)
+
+
+def _rows(a):
+    return a.reshape(-1, a.shape[-1])
 
 
 def _of_rows(q_latent, q_rope, d_out, weight, d_score, count, tile: Tiling, interpret):

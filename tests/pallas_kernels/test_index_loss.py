@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from jax.experimental.pallas import tpu as pltpu
 
-from pallas_kernels.index_loss import index_loss, reference, sparse_index_loss, tpu
+from pallas_kernels.index_loss import gpu, index_loss, reference, sparse_index_loss, tpu
 
 pytestmark = pytest.mark.kernels
 STRICT = pltpu.InterpretParams(detect_races=True, uninitialized_memory="nan")
@@ -99,7 +99,24 @@ def interpreted(*args):
     return tpu.index_loss(*args, STRICT)
 
 
-RUNS = [xla, interpreted]
+def in_sixteens(x):
+    """Attention's features, filled up with zeros."""
+    return jnp.pad(x, [(0, 0)] * (x.ndim - 1) + [(0, -x.shape[-1] % 16)])
+
+
+def on_gpu(q, w, k, a, c, *which):
+    return gpu.index_loss(q, w, k, in_sixteens(a), in_sixteens(c), *which, True)
+
+
+def sparse_on_gpu(q, w, k, a, c, *which):
+    return gpu.sparse_index_loss(q, w, k, in_sixteens(a), in_sixteens(c), *which, True)
+
+
+def sparse_xla(*args):
+    return sparse_index_loss(*args, backend="xla")
+
+
+RUNS = [xla, interpreted, on_gpu]
 
 
 @pytest.fixture(autouse=True)
@@ -192,7 +209,8 @@ def selections(queries, keys, top_k, seed=0):
     return jnp.asarray(index), jnp.asarray(count, jnp.int32)
 
 
-def test_over_selected_keys_both_distributions_are_normalised_among_them():
+@pytest.mark.parametrize("run", [sparse_xla, sparse_on_gpu])
+def test_over_selected_keys_both_distributions_are_normalised_among_them(run):
     inputs, (index, count) = example(8), selections(12, 40, 9)
     count = count.at[0, 0].set(0)
     seen = np.zeros((1, 12, 40), bool)
@@ -200,7 +218,7 @@ def test_over_selected_keys_both_distributions_are_normalised_among_them():
         seen[0, s, np.asarray(index)[0, s, : int(count[0, s])]] = True
     lse = jnp.asarray(lse_of(*inputs[3:], seen), jnp.float32)
     weight = jnp.asarray(np.random.default_rng(8).standard_normal((1, 12)), jnp.float32)
-    found = value_and_gradients(sparse_index_loss, inputs, lse, index, count, weight)
+    found = value_and_gradients(run, inputs, lse, index, count, weight)
     some = seen.any(axis=-1)
     with jax.enable_x64(True):
         formula = lambda q, w, k, a, c, *_: by_formula(q, w, k, a, c, seen | ~some[..., None])
@@ -216,6 +234,21 @@ def test_a_selection_of_everything_is_the_dense_loss():
     dense = value_and_gradients(xla, inputs, lse, first, count, jnp.ones((1, 12)))
     sparse = value_and_gradients(sparse_index_loss, inputs, lse, index, count, jnp.ones((1, 12)))
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=1e-5), dense, sparse)
+
+
+@pytest.mark.parametrize("run", [on_gpu, sparse_on_gpu])
+def test_gradients_on_a_gpu_do_not_depend_on_the_blocks_of_queries(run, monkeypatch):
+    """A key's sum runs over queries in their order: the same bits; over 70 keys, which fill no program."""
+    inputs = example(15, batch=2, queries=7, keys=70)
+    which = causal(2, 7, 70)
+    if run is sparse_on_gpu:
+        index, count = selections(14, 70, 40)
+        which = index.reshape(2, 7, 40), count.reshape(2, 7)
+    lse, weight = jnp.zeros((2, 7, 8)), jnp.ones((2, 7))
+    whole = value_and_gradients(run, inputs, lse, *which, weight)
+    monkeypatch.setattr(gpu, "ENTRIES", 2 * 2 * 70)
+    jax.clear_caches()
+    jax.tree.map(np.testing.assert_array_equal, value_and_gradients(run, inputs, lse, *which, weight), whole)
 
 
 @pytest.mark.parametrize("sparse", [False, True])
@@ -281,5 +314,7 @@ def test_what_cannot_be_served_is_named():
     ]:
         with pytest.raises(ValueError, match=match):
             index_loss(*spoiled)
+    with pytest.raises(NotImplementedError, match="float32 would fill the registers"):
+        index_loss(q, w, k, a, c, lse, SCALE, first, last, backend="gpu")
     with pytest.raises(NotImplementedError, match="gather"):
         sparse_index_loss(q, w, k, a, c, lse, SCALE, jnp.zeros((1, 12, 3), int), last, backend="tpu")

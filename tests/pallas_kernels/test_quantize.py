@@ -14,6 +14,7 @@ from jax.experimental.pallas import tpu as pltpu
 from pallas_kernels.quantize import (
     dequantize_blocks,
     dequantize_rows,
+    gpu,
     hadamard,
     quantize_blocks,
     quantize_rows,
@@ -32,6 +33,10 @@ def interpreted_rows(x, power_of_two=True, rotate=False):
 
 def interpreted_blocks(w, power_of_two=True):
     return tpu.quantize_blocks(w, power_of_two, interpret=STRICT)
+
+
+on_gpu_rows = partial(gpu.quantize_rows, power_of_two=True, rotate=False, interpret=True)
+on_gpu_blocks = partial(gpu.quantize_blocks, power_of_two=True, interpret=True)
 
 
 def example(*shape, dtype=jnp.float32, seed=0):
@@ -70,7 +75,7 @@ def check(found, want):
     np.testing.assert_array_equal(values.view(np.uint8), want[0].view(np.uint8))
 
 
-@pytest.mark.parametrize("run", [xla_rows, interpreted_rows])
+@pytest.mark.parametrize("run", [xla_rows, interpreted_rows, on_gpu_rows])
 @pytest.mark.parametrize(
     ("shape", "dtype"),
     [
@@ -86,13 +91,13 @@ def test_rows_are_what_float64_and_a_correct_cast_give(run, shape, dtype):
     check(run(x), by_hand(x, True, 1))
 
 
-@pytest.mark.parametrize("run", [xla_rows, interpreted_rows])
+@pytest.mark.parametrize("run", [xla_rows, interpreted_rows, on_gpu_rows])
 def test_rows_whose_scales_are_no_powers_of_two(run):
     x = example(40, 1100)
     check(run(x, power_of_two=False), by_hand(x, False, 1))
 
 
-@pytest.mark.parametrize("run", [xla_blocks, interpreted_blocks])
+@pytest.mark.parametrize("run", [xla_blocks, interpreted_blocks, on_gpu_blocks])
 @pytest.mark.parametrize(
     ("shape", "dtype", "power_of_two"),
     [
@@ -107,7 +112,7 @@ def test_blocks_are_what_float64_and_a_correct_cast_give(run, shape, dtype, powe
     check(run(w, power_of_two=power_of_two), by_hand(w, power_of_two, 128))
 
 
-@pytest.mark.parametrize("run", [xla_rows, interpreted_rows])
+@pytest.mark.parametrize("run", [xla_rows, interpreted_rows, on_gpu_rows])
 @pytest.mark.parametrize("power_of_two", [True, False])
 def test_the_largest_and_smallest_numbers_stay_finite_and_within_the_bound(run, power_of_two):
     extremes = [3.4028235e38, 1.2e-38, 0.0, 448.0, 448 * (1 + 2.0**-23), 1.75, 1.7500001, 2.0**-126 * 447, 1e-30]
@@ -122,7 +127,7 @@ def test_the_largest_and_smallest_numbers_stay_finite_and_within_the_bound(run, 
     assert (error <= slack * np.maximum(2.0**-4 * np.abs(np.float64(x)), 2.0**-10 * np.float64(scale))).all()
 
 
-@pytest.mark.parametrize("run", [xla_rows, interpreted_rows])
+@pytest.mark.parametrize("run", [xla_rows, interpreted_rows, on_gpu_rows])
 def test_what_fp8_holds_comes_back_unchanged(run):
     every = np.arange(256, dtype=np.uint8).view(FP8).astype(np.float32)
     rows = np.nan_to_num(every, nan=448).reshape(2, 128) * np.exp2(np.arange(-30, 31, 10.0))[:, None, None]
@@ -135,11 +140,11 @@ def test_what_fp8_holds_comes_back_unchanged(run):
 
 def test_leading_axes_and_neighbours_change_nothing():
     x, w = example(2, 3, 200), example(3, 150, 200)
-    for run in (xla_rows, interpreted_rows):
+    for run in (xla_rows, interpreted_rows, on_gpu_rows):
         values, scale = run(x)
         assert values.shape == x.shape and scale.shape == (2, 3, 2)
         check((values[1, 2], scale[1, 2]), tuple(a[0] for a in by_hand(x[1, 2][None], True, 1)))
-    for run in (xla_blocks, interpreted_blocks):
+    for run in (xla_blocks, interpreted_blocks, on_gpu_blocks):
         values, scale = run(w)
         assert values.shape == w.shape and scale.shape == (3, 2, 2)
         check((values[2], scale[2]), by_hand(w[2], True, 128))
@@ -173,7 +178,7 @@ def test_a_product_of_rotated_rows_is_that_of_the_rows():
     np.testing.assert_allclose(gradient, np.broadcast_to(np.sum(k, axis=0), q.shape), atol=1e-4)
 
 
-@pytest.mark.parametrize("run", [xla_rows, interpreted_rows])
+@pytest.mark.parametrize("run", [xla_rows, interpreted_rows, on_gpu_rows])
 @pytest.mark.parametrize(
     ("shape", "dtype"), [((3, 20, 128), jnp.bfloat16), ((9, 128), jnp.float32), ((5, 256), jnp.float32)]
 )

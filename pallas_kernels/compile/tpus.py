@@ -1,11 +1,11 @@
-"""The devices that kernels are compiled for, and what to hold them to. libtpu compiles for each on any x86 machine."""
+"""The TPUs that kernels are compiled for, and what to hold them to. libtpu compiles for each on any x86 machine."""
 
 from __future__ import annotations
 
 from typing import NamedTuple
 
 
-class Device(NamedTuple):
+class Tpu(NamedTuple):
     topology: str  # as jax.experimental.topologies spells it
     accelerator: str  # TPU_ACCELERATOR_TYPE
     cores: int
@@ -14,23 +14,23 @@ class Device(NamedTuple):
     hbm_bytes: float  # per cycle, of the memory's share of a core
 
 
-def device(topology: str, accelerator: str, cores: int, matrix: int, vmem_mib: int, tflops: float, gb_s: float):
+def tpu(topology: str, accelerator: str, cores: int, matrix: int, vmem_mib: int, tflops: float, gb_s: float):
     """A chip's peaks per core and cycle, with the clock at which the matrix units reach the TFLOP/s that jax gives."""
     clock = tflops * 1e12 / (2 * matrix)
-    return Device(topology, accelerator, cores, matrix, vmem_mib, gb_s * 1e9 / clock)
+    return Tpu(topology, accelerator, cores, matrix, vmem_mib, gb_s * 1e9 / clock)
 
 
 # Matrix units, peak and bandwidth of a core as in jax's table of TPUs. From v6e on a matrix unit takes two rows per
 # cycle: the schedule of a plain product shows it, and the clocks come out as published.
-DEVICES = {
-    "v5e": device("v5e:2x2", "v5litepod-4", 1, 4 * 128**2, 128, 197, 820),
-    "v5p": device("v5p:2x2x1", "v5p-8", 2, 4 * 128**2, 64, 229.5, 1230),
-    "v6e": device("v6e:2x2", "v6e-4", 1, 2 * 256**2 * 2, 128, 920, 1640),
-    "tpu7x": device("tpu7x:2x2x1", "tpu7x-8", 1, 2 * 256**2 * 2, 64, 1155, 3700),  # jax shows each core as a device
+TPUS = {
+    "v5e": tpu("v5e:2x2", "v5litepod-4", 1, 4 * 128**2, 128, 197, 820),
+    "v5p": tpu("v5p:2x2x1", "v5p-8", 2, 4 * 128**2, 64, 229.5, 1230),
+    "v6e": tpu("v6e:2x2", "v6e-4", 1, 2 * 256**2 * 2, 128, 920, 1640),
+    "tpu7x": tpu("tpu7x:2x2x1", "tpu7x-8", 1, 2 * 256**2 * 2, 64, 1155, 3700),  # jax shows each core as a device
 }
 
 
-def environment(device: Device, dump: str) -> dict[str, str]:
+def environment(device: Tpu, dump: str) -> dict[str, str]:
     """What a process has to find in its environment, before it imports jax, to compile for the device."""
     return {
         "JAX_PLATFORMS": "cpu",
