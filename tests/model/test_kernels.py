@@ -16,10 +16,13 @@ from glm_jax.model import kernels, rows
 from glm_jax.model.target import tracing_for
 from glm_jax.model.transformer import hidden_states
 from glm_jax.sharding import layout
-from pallas_kernels.sparse_mla import tpu, tpu_backward
+from pallas_kernels.index_select import gpu as index_select_gpu
+from pallas_kernels.index_select import reference as index_select_reference
+from pallas_kernels.sparse_mla import gpu, gpu_backward, tpu, tpu_backward
 from tests.model.tiny import random_params, random_tokens, two_layers
 
 CONFIG = two_layers()
+ELSEWHERE = "a platform that has no kernels"  # gets XLA's formulation of them
 # Two documents, the second one interrupted, with padding between and behind.
 DOCUMENTS = jnp.array([[1] * 9 + [0] * 2 + [2] * 4 + [1] * 3 + [2] * 6, [3] * 23 + [0]])
 
@@ -56,7 +59,7 @@ def test_loss_and_gradient_are_those_of_a_cpu(calls):
     params, tokens = random_params(CONFIG), random_tokens(CONFIG, *DOCUMENTS.shape)
     wanted = loss_and_gradient(CONFIG, params, tokens, "cpu")
     assert not calls
-    assert_close(loss_and_gradient(CONFIG, params, tokens, "gpu"), wanted)
+    assert_close(loss_and_gradient(CONFIG, params, tokens, ELSEWHERE), wanted)
     assert calls
 
 
@@ -66,7 +69,7 @@ def test_every_device_of_a_mesh_attends_its_rows_and_heads(calls):
     wanted = loss_and_gradient(CONFIG, params, tokens, "cpu")
     mesh = Mesh(np.array(jax.devices()[:4]).reshape(2, 1, 1, 2), (*layout.ROWS, "tensor"))
     how = {"mesh": mesh, "rows": layout.ROWS, "heads": ("tensor",)}
-    assert_close(loss_and_gradient(CONFIG, params, jax.device_put(tokens, layout.rows(mesh)), "gpu", **how), wanted)
+    assert_close(loss_and_gradient(CONFIG, params, jax.device_put(tokens, layout.rows(mesh)), ELSEWHERE, **how), wanted)
     assert calls
 
 
@@ -74,7 +77,7 @@ def test_every_device_of_a_mesh_attends_its_rows_and_heads(calls):
 def test_a_trace_still_tells_every_selection():
     params, tokens = random_params(CONFIG), random_tokens(CONFIG, *DOCUMENTS.shape)
     traces = []
-    for platform in ("cpu", "gpu"):
+    for platform in ("cpu", ELSEWHERE):
         with tracing_for(platform):
             traces.append(glm_jax.forward(params, CONFIG, tokens, DOCUMENTS, trace=True).selection)
     for found, wanted in zip(*traces, strict=True):
@@ -93,3 +96,17 @@ def test_the_tpu_kernels_in_the_model(monkeypatch):
     wanted = loss_and_gradient(config, params, tokens, "cpu", documents)
     with pltpu.force_tpu_interpret_mode(pltpu.InterpretParams(uninitialized_memory="nan")):
         assert_close(loss_and_gradient(config, params, tokens, "tpu", documents), wanted)
+
+
+@pytest.mark.kernels
+def test_the_gpu_kernels_in_the_model(monkeypatch, calls):
+    kernels = (gpu, "forward"), (gpu_backward, "backward"), (index_select_gpu, "index_select")
+    for module, name in kernels:
+        monkeypatch.setattr(module, name, partial(getattr(module, name), interpret=True))
+    config = two_layers(kv_lora_rank=32, qk_rope_head_dim=16, index_head_dim=16)
+    documents = DOCUMENTS[:1]
+    params, tokens = random_params(config), random_tokens(config, *documents.shape)
+    wanted = loss_and_gradient(config, params, tokens, "cpu", documents)
+    monkeypatch.setattr(index_select_reference, "index_select", None)  # XLA's is not asked for
+    assert_close(loss_and_gradient(config, params, tokens, "gpu", documents), wanted)
+    assert calls
