@@ -9,6 +9,8 @@ from pallas_kernels.compile.schedule import Loop, runs
 
 Arguments = list[tuple[tuple[int, ...], Any]]  # shape and dtype of each
 
+Times = Callable[[list[Loop]], list[int]]
+
 
 def whole(floor: float, spent: list[int]) -> dict[str, float]:
     """The matrix units' floor over all cycles."""
@@ -21,10 +23,9 @@ class Case(NamedTuple):
     multiply_adds: int  # that are useful
     hbm_bytes: int  # that have to move
     build: Callable[[str], tuple[Callable, Callable, Arguments]]  # for a backend: kernel, XLA's, arguments
-    times: Callable[[list[Loop]], list[int]] = runs  # how often each loop of the kernel runs
+    times: Times | dict[str, Times] = runs  # how often each loop of the kernel runs, or of several by their names
     shares: Callable[[float, list[int]], dict[str, float]] = whole  # of the matrix floor and the cycles of each loop
     temporary: dict[str, int] = {}  # bytes of memory it may take for itself, by backend; otherwise half of hbm_bytes
-    backends: tuple[str, ...] = ("tpu", "gpu")  # that have the kernel
     float8: bool = False  # which a GPU has to convert
 
     def limit(self, backend: str) -> float:

@@ -33,7 +33,7 @@ def compilers() -> str:
 
 
 def serves(device_name: str, case: Case) -> bool:
-    return "gpu" in case.backends and (GPUS[device_name].capability >= (8, 9) or not case.float8)
+    return GPUS[device_name].capability >= (8, 9) or not case.float8
 
 
 def compiled(case_name: str, which: str, device_name: str) -> tuple[dict, list[ptx.Launch], list[ptx.Kernel]]:

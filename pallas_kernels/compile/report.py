@@ -20,7 +20,7 @@ def report(kernels: list[str], devices: list[str]) -> dict:
     rows = []
     for name, case in CASES.items():
         if case.kernel in kernels:
-            of_tpu = [device for device in devices if device in TPUS and "tpu" in case.backends]
+            of_tpu = [device for device in devices if device in TPUS]
             of_gpu = [device for device in devices if device in GPUS and gpu_report.serves(device, case)]
             rows += [tpu_report.measure(name, device) for device in of_tpu]
             rows += [gpu_report.measure(name, device) for device in of_gpu]

@@ -41,9 +41,11 @@ def of_kernel(case_name: str, device_name: str) -> dict:
     """What the compiler says of the program with the kernel: that of all loops, its own and what XLA puts around it."""
     case, device = CASES[case_name], TPUS[device_name]
     memory, kernels = compiled(case_name, "kernel", device_name)
-    name = next(name for name in kernels if re.fullmatch(case.kernel + r"(\.\d+)?", name))
-    loops = kernels.pop(name)
-    spent = [loop.bundles * count for loop, count in zip(loops, case.times(loops), strict=True)]
+    loops, spent = [], []
+    for wanted, times in (case.times if isinstance(case.times, dict) else {case.kernel: case.times}).items():
+        own = kernels.pop(next(name for name in kernels if re.fullmatch(wanted + r"(\.\d+)?", name)))
+        loops += own
+        spent += [loop.bundles * count for loop, count in zip(own, times(own), strict=True)]
     cycles = sum(spent) + _cycles(kernels)
     floor = case.multiply_adds / (device.cores * device.multiply_adds)
     return {

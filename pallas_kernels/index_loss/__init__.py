@@ -17,7 +17,7 @@ import jax
 from jaxtyping import Array, Float, Int
 
 from pallas_kernels.backend import choose
-from pallas_kernels.index_loss import gpu, reference, tpu
+from pallas_kernels.index_loss import gpu, reference, tpu, tpu_sparse
 
 __all__ = ["index_loss", "sparse_index_loss"]
 
@@ -69,13 +69,13 @@ def sparse_index_loss(
     backend: str | None = None,
 ) -> Float[Array, "B S"]:
     """`index_loss` over the first `count` of the keys `index` alone, which differ from each other: both distributions
-    and lse are those over the selected keys. Same errors; no kernel on TPU.
+    and lse are those over the selected keys. Same errors.
 
     Source: DeepSeek-V3.2 (arXiv 2512.02556, §2.1.1), sparse training.
     """
     _check("sparse_index_loss", q, w, k, a, c, lse, {"index": index[..., 0], "count": count})
     implementations = {
-        "tpu": tpu.sparse_index_loss,
+        "tpu": tpu_sparse.sparse_index_loss,
         "gpu": gpu.sparse_index_loss,
         "xla": reference.sparse_index_loss,
     }

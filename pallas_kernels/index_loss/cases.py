@@ -1,13 +1,15 @@
-"""The shapes that the indexer's loss is judged at: a chunk of queries of the dense warm-up, all keys visible."""
+"""The shapes that the indexer's loss is judged at: a chunk of queries of the dense warm-up, and of a row after it."""
 
 from __future__ import annotations
+
+from functools import partial
 
 from pallas_kernels.compile.case import Case
 from pallas_kernels.compile.schedule import Loop, runs
 
 HEADS, WIDTH, ATTENTION, DEEP = 32, 128, 64, 576
 SCALE = 256**-0.5
-BLOCK, TILE = 64, 512
+TILE, TOP_K = 512, 2048
 
 
 def dense(queries: int, keys: int, gradient: bool) -> Case:
@@ -66,31 +68,57 @@ def dense(queries: int, keys: int, gradient: bool) -> Case:
     return Case(kernel, shape, used, moved, build, times, temporary={"tpu": turned + (2 << 20), "gpu": di})
 
 
-def sparse(queries: int, keys: int, top_k: int) -> Case:
-    """Loss and gradient over selected keys."""
+def sparse(queries: int, keys: int, gradient: bool) -> Case:
+    """Over selected keys."""
 
     def build(backend: str):
-        import jax
         import jax.numpy as jnp
 
-        from pallas_kernels.index_loss import sparse_index_loss
+        from pallas_kernels.index_loss import gpu, reference, sparse_index_loss, tpu, tpu_sparse
 
-        def gradients(backend: str):
-            def total(q, w, k, a, c, lse, index, count):
-                return jnp.sum(sparse_index_loss(q, w, k, a, c, lse, SCALE, index, count, backend))
+        def selected(k, c, index, count):
+            return k[0][index], c[0][index], jnp.arange(TOP_K) < count[..., None]
 
-            return jax.value_and_grad(total, argnums=(0, 1, 2))
+        def loss(q, w, k, a, c, lse, index, count):
+            return sparse_index_loss(q, w, k, a, c, lse, SCALE, index, count, backend)
 
-        which = ((1, queries, top_k), jnp.int32), ((1, queries), jnp.int32)
-        return gradients(backend), gradients("xla"), [*_arguments(queries, keys), *which]
+        def loss_by_xla(q, w, k, a, c, lse, index, count):
+            return reference.block_loss(q, w, a, lse, *selected(k, c, index, count), SCALE)
+
+        def gradients(*arguments):
+            if backend == "tpu":
+                return tpu_sparse.backward(*arguments, SCALE)
+            *inputs, index, count, kept, cotangent = arguments
+            given = kept[..., tpu.LSE], kept[..., tpu.MASS], cotangent
+            return gpu.backward(True, *inputs, SCALE, (index, count), *given)
+
+        def gradients_by_xla(q, w, k, a, c, lse, index, count, kept, cotangent):
+            given = kept[..., tpu.LSE], kept[..., tpu.MASS], cotangent
+            found = reference.block_gradient(q, w, a, lse, *selected(k, c, index, count), SCALE, *given)
+            dq, dw, gradient, rows = found
+            own = jnp.einsum("bsjt,bsjx->bstx", gradient, rows)
+            dk = jnp.zeros((keys, WIDTH)).at[index[0]].add(own[0])
+            return dq.astype(q.dtype), dw, dk.astype(k.dtype)
+
+        row, which = (1, queries), [((1, queries, TOP_K), jnp.int32), ((1, queries), jnp.int32)]
+        arguments = [*_arguments(queries, keys), *which]
+        if gradient:
+            return gradients, gradients_by_xla, [*arguments, ((*row, tpu.LANES), jnp.float32), (row, jnp.float32)]
+        return loss, loss_by_xla, arguments
 
     index, attention = HEADS * WIDTH, ATTENTION * DEEP
-    used = queries * top_k * (4 * index + 2 * attention)
-    moved = 2 * queries * (2 * top_k * (WIDTH + DEEP) + 2 * attention + 3 * index)
+    used = queries * TOP_K * ((3 if gradient else 1) * index + attention)
+    moved = 2 * queries * (TOP_K * (WIDTH + DEEP) + attention + index) + gradient * 2 * (queries * index + keys * WIDTH)
+    pairs, tiles = (partial(runs, unknown=TOP_K // (n * 128)) for n in (2, 1))
+    name = "sparse_index_loss"
+    times = {f"{name}_queries": pairs, f"{name}_keys": tiles} if gradient else pairs
+    # Packed rows, and what XLA puts together to pack them; queries as wide as rows; keys and their cotangents, twice.
+    packed = 4 * (3 * keys + queries * ATTENTION) * 384 + 4 * queries * (HEADS + ATTENTION) * 128
+    temporary = {"tpu": packed + gradient * 4 * (4 * keys * WIDTH + 4 * queries * index) + (4 << 20)}
     # dI of a query over all keys, from that over its own.
-    temporary = {"gpu": 4 * queries * (keys + 2 * top_k + index) + 4 * 2 * keys * WIDTH + (8 << 20)}
-    shape = f"{queries} queries, {top_k} of {keys // 1024}k keys"
-    return Case("sparse_index_loss", shape, used, moved, build, temporary=temporary, backends=("gpu",))
+    temporary["gpu"] = gradient * 4 * (queries * (keys + 2 * TOP_K + index) + 2 * keys * WIDTH) + (2 << 20)
+    shape = f"{queries} queries, {TOP_K} of {keys // 1024}k keys"
+    return Case(name + gradient * "_gradient", shape, used, moved, build, times, temporary=temporary)
 
 
 def _arguments(queries: int, keys: int):
@@ -103,7 +131,8 @@ def _arguments(queries: int, keys: int):
 
 
 CASES = {
-    "index_loss": dense(1024, 1 << 14, False),
-    "index_loss_gradient": dense(1024, 1 << 14, True),
-    "index_loss_sparse": sparse(256, 1 << 14, 2048),
+    "index_loss": dense(1024, 1 << 14, gradient=False),
+    "index_loss_gradient": dense(1024, 1 << 14, gradient=True),
+    "sparse_index_loss": sparse(64, 1 << 13, gradient=False),
+    "sparse_index_loss_gradient": sparse(64, 1 << 13, gradient=True),
 }

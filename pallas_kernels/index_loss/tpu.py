@@ -40,14 +40,6 @@ def index_loss(q, w, k, a, c, lse, scale: float, first, last, interpret=False):
     return forward(q, w, k, a, c, lse, scale, first, last, interpret)[..., LOSS]
 
 
-def sparse_index_loss(q, w, k, a, c, lse, scale: float, index, count):
-    """Not yet: see the message."""
-    raise NotImplementedError(
-        "sparse_index_loss on tpu would gather rows of k and c by DMA, for which their rows would have to be padded to "
-        "whole tiles in memory; XLA's formulation gathers a block of queries at a time"
-    )
-
-
 def _forward_rule(q, w, k, a, c, lse, scale, first, last, interpret):
     kept = forward(q, w, k, a, c, lse, scale, first, last, interpret)
     return kept[..., LOSS], (q, w, k, a, c, lse, first, last, kept)

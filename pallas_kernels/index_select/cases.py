@@ -7,21 +7,21 @@ from pallas_kernels.compile.schedule import Loop, runs
 from pallas_kernels.index_select import tpu_decode
 from pallas_kernels.index_select.gpu import shared_by
 from pallas_kernels.index_select.tpu import TOGETHER, key_tile, query_block
-from pallas_kernels.index_select.tpu_select import LANES, REACH_SPANS, ROWS, SLOT_REGISTERS, SNAP, SPAN
+from pallas_kernels.index_select.tpu_select import LANES, REACH_SPANS, ROWS, SLOT_REGISTERS, SPAN
 
 HEADS, WIDTH, TOP_K = 32, 128, 2048
 IN = {16: "", 8: " in float8"}
-PASSES = 10  # over the ranks until each of eight queries has its threshold: simulated, random scores of 128k keys
+COUNTING, SNAPPING = 10.2, 0.2  # passes until each of eight queries has its threshold: simulated, 128k random scores
 SPREAD = 66  # slots by which eight such queries differ in what they have chosen up to the same key
 
 
 def selection(keys: int) -> list[float]:
     """How often each loop of one `tpu_select.select` runs, in order; ties are not charged for."""
-    counting, snapping, spans = SNAP - 1, PASSES - (SNAP - 1), keys // SPAN
+    spans = keys // SPAN
     turns, per_turn = TOP_K // (LANES * SLOT_REGISTERS), LANES * SLOT_REGISTERS
     per_slots = 1 + (per_turn + SPREAD) * spans / TOP_K  # spans that hold what a turn's slots choose
     ties = [0, 0, 0, 0]
-    threshold = [spans, counting, counting * spans, snapping, snapping * spans, *ties]
+    threshold = [spans, COUNTING, COUNTING * spans, SNAPPING, SNAPPING * spans, *ties]
     return [*threshold, spans, spans / REACH_SPANS, turns, turns * per_slots]
 
 

@@ -2,8 +2,8 @@
 
 Threshold. The rank that a query's best keys reach: passes that count the ranks at or above a guess. A normal
 distribution with the mean and deviation of every 16th key gives the first guess, then the logarithm of the count is
-interpolated between what is known below and above; bisection of the ranks bounds what interpolation cannot. From the
-tenth pass on a bound moves to the nearest rank that exists, so that few distinct scores are few passes. Only where
+interpolated between what is known below and above; bisection of the ranks bounds what interpolation cannot. From pass
+14 on a bound moves to the nearest rank that exists, so that few distinct scores are few passes. Only where
 ranks tie at the threshold, a bisection over columns finds where the lower ones end.
 
 Key numbers. One bit per key: 128 registers of 128 keys give four words per lane, and 32 x 32 bit transposes across
@@ -30,7 +30,7 @@ SPAN = LANES * WORDS * WORD  # keys per turn of a loop, whose bits fill the lane
 REACH_SPANS = 4  # whose words are counted by one product
 SLOT_REGISTERS = 2  # of output, per turn
 SAMPLE = 16  # of so many ranks one is looked at for the first guess
-SNAP, BISECT = 10, 12  # passes from which bounds move to ranks that exist, and every other pass bisects
+SNAP, BISECT = 14, 16  # passes from which bounds move to ranks that exist, and every other pass bisects
 HIGHEST = jnp.iinfo(jnp.int32).max
 
 

@@ -1,10 +1,6 @@
 """Mosaic kernel: each query's selected rows come from HBM one by one while the tile before them is attended.
 
-Rows. A copy of one token's row has to be whole lanes of 32-bit words, or XLA copies the whole cache into a layout in
-which it is: `rows.py` packs a token's latent and rope key so.
-
-Time. The scalar unit starts a copy in four cycles, 2048 of them per query; two tiles of rows take turns, so that starts
-and arithmetic share the bundles. Everything else hides behind them.
+Rows are packed as `rows.py` says and copied as `row_copies.py` does; everything else hides behind the copies' starts.
 """
 
 from __future__ import annotations
@@ -17,10 +13,9 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
 from pallas_kernels.products import product
+from pallas_kernels.row_copies import TILE, TOGETHER, params, prepared, scratch, walk
 from pallas_kernels.sparse_mla.rows import LANES, joined, pack, unpack, words
 
-TILE = 128  # rows attended together
-TOGETHER = 8  # queries per grid step
 PACKED = 512  # rows packed together
 NEVER = -1e30  # below every score, yet finite: a maximum over nothing
 
@@ -127,12 +122,8 @@ def attend(q_latent, q_rope, rows, index, count, scale: float, *, tile: int = TI
     pad = lambda a, *sizes: jnp.pad(a, [(0, -n % size) for n, size in zip(a.shape, sizes, strict=True)])
     q = pad(q, TOGETHER, 16, 1)
     padded, rows_of_q = q.shape[:2]
-    # Beyond its count a query reads its last row again: what lies at row 0 may be anything, and 0 x NaN is NaN.
-    last = jnp.take_along_axis(index, jnp.maximum(count - 1, 0)[:, None], axis=1)
-    index = jnp.where(jnp.arange(index.shape[1]) < count[:, None], index, jnp.where(count[:, None] > 0, last, 0))
-    index = jnp.pad(index, [(0, padded - queries), (0, -index.shape[1] % (2 * tile))], mode="edge")
-    count = pad(count, TOGETHER)
-    steps, tiles = padded // TOGETHER, index.shape[1] // tile
+    index, count = prepared(index, count, tile)
+    steps, tiles = len(index), index.shape[1] // TOGETHER
     smem = lambda *block: pl.BlockSpec((1, *block), lambda n: (n, *[0] * len(block)), memory_space=pltpu.SMEM)
     vmem = lambda *block: pl.BlockSpec((TOGETHER, *block), lambda n: (n, *[0] * len(block)))
     out, logsumexp = pl.pallas_call(
@@ -150,13 +141,11 @@ def attend(q_latent, q_rope, rows, index, count, scale: float, *, tile: int = TI
             jax.ShapeDtypeStruct((padded, 1, LANES), jnp.float32),
         ],
         scratch_shapes=[
-            *[pltpu.VMEM((tile, rows.shape[-1]), rows.dtype)] * 2,
-            *[pltpu.SemaphoreType.DMA(())] * 2,
+            *scratch(tile, rows),
             *[pltpu.VMEM((rows_of_q, tile), jnp.float32)] * 2,
             pltpu.VMEM((rows_of_q, latent), jnp.float32),
         ],
-        # Checking 2048 addresses per query would cost more than the copies: the caller's rows are in range.
-        compiler_params=pltpu.CompilerParams(dimension_semantics=("parallel",), disable_bounds_checks=True),
+        compiler_params=params(),
         cost_estimate=pl.CostEstimate(
             flops=2 * padded * rows_of_q * tiles * tile * (width + latent),
             bytes_accessed=padded
@@ -165,20 +154,17 @@ def attend(q_latent, q_rope, rows, index, count, scale: float, *, tile: int = TI
         ),
         interpret=interpret,
         name="sparse_mla",
-    )(index.reshape(steps, -1, tile), count.reshape(steps, 1, TOGETHER), q, rows)
+    )(index, count, q, rows)
     return out[:queries, :heads], logsumexp[:queries, 0, :heads]
 
 
-def _kernel(index, count, q, rows, out, logsumexp, even, odd, even_done, odd_done, top, total, sums, *, latent, scale):
-    size, tiles = index.shape[2], index.shape[1] // TOGETHER
+def _kernel(index, count, q, rows, out, logsumexp, *refs, latent, scale):
+    *buffers, top, total, sums = refs
 
-    def start(tile, done, number):
-        for i in range(size):
-            row = index[0, number, i]
-            pltpu.make_async_copy(rows.at[row], tile.at[pl.ds(i, 1)], done).start()
-
-    def wait(tile, done):
-        pltpu.make_async_copy(rows.at[pl.ds(0, size), 0], tile, done).wait()
+    def begin(query):
+        top[...] = jnp.full_like(top, NEVER)
+        total[...] = jnp.zeros_like(total)
+        sums[...] = jnp.zeros_like(sums)
 
     def attend_tile(tile, query, first):
         keys = unpack(tile[...], q.dtype, latent)
@@ -193,33 +179,12 @@ def _kernel(index, count, q, rows, out, logsumexp, even, odd, even_done, odd_don
         part = product(weight.astype(q.dtype), keys[:, :latent], (1, 0))
         sums[...] = sums[...] * fade[:, :1] + part
 
-    def one_query(query, _):
-        top[...] = jnp.full_like(top, NEVER)
-        total[...] = jnp.zeros_like(total)
-        sums[...] = jnp.zeros_like(sums)
-        pairs = jnp.maximum(jax.lax.div(count[0, 0, query] + 2 * size - 1, 2 * size), 1)
-
-        def two_tiles(pair, _):
-            tile = query * tiles + 2 * pair
-            wait(even, even_done)
-            start(odd, odd_done, tile + 1)
-            attend_tile(even, query, 2 * pair * size)
-            wait(odd, odd_done)
-            # The next query's first tile follows a query's last; after the last query one is read that nobody wants.
-            following = jnp.where(pair + 1 < pairs, tile + 2, jnp.minimum(query + 1, TOGETHER - 1) * tiles)
-            start(even, even_done, following)
-            attend_tile(odd, query, (2 * pair + 1) * size)
-            return 0
-
-        jax.lax.fori_loop(0, pairs, two_tiles, 0)
+    def finish(query):
         some = count[0, 0, query] > 0
         out[query] = jnp.where(some, sums[...] / total[:, :1], 0).astype(out.dtype)
         each = jnp.where(some, top[:, :1] + jnp.log(total[:, :1]), -jnp.inf)
         head = jax.lax.broadcasted_iota(jnp.int32, (len(each), LANES), 0)
         lane = jax.lax.broadcasted_iota(jnp.int32, (len(each), LANES), 1)
         logsumexp[query] = jnp.sum(jnp.where(head == lane, each, 0), axis=0, keepdims=True)
-        return 0
 
-    start(even, even_done, 0)
-    jax.lax.fori_loop(0, TOGETHER, one_query, 0)
-    wait(even, even_done)
+    walk(index, count, rows, buffers, begin, attend_tile, finish)

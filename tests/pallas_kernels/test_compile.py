@@ -29,10 +29,9 @@ def compilations():
     """A kernel's first case on every TPU, its others on one each."""
     seen = set()
     for n, (name, case) in enumerate(CASES.items()):
-        if "tpu" in case.backends:
-            tpus = list(TPUS) if case.kernel not in seen else [list(TPUS)[n % len(TPUS)]]
-            seen.add(case.kernel)
-            yield from ((name, tpu) for tpu in tpus)
+        tpus = list(TPUS) if case.kernel not in seen else [list(TPUS)[n % len(TPUS)]]
+        seen.add(case.kernel)
+        yield from ((name, tpu) for tpu in tpus)
 
 
 @pytest.mark.parametrize(("case", "tpu"), list(compilations()))

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from jax.experimental.pallas import tpu as pltpu
 
-from pallas_kernels.index_loss import gpu, index_loss, reference, sparse_index_loss, tpu
+from pallas_kernels.index_loss import gpu, index_loss, reference, sparse_index_loss, tpu, tpu_sparse
 
 pytestmark = pytest.mark.kernels
 STRICT = pltpu.InterpretParams(detect_races=True, uninitialized_memory="nan")
@@ -112,6 +112,10 @@ def sparse_on_gpu(q, w, k, a, c, *which):
     return gpu.sparse_index_loss(q, w, k, in_sixteens(a), in_sixteens(c), *which, True)
 
 
+def sparse_on_tpu(*args):
+    return tpu_sparse.sparse_index_loss(*args, 8, STRICT)
+
+
 def sparse_xla(*args):
     return sparse_index_loss(*args, backend="xla")
 
@@ -209,7 +213,7 @@ def selections(queries, keys, top_k, seed=0):
     return jnp.asarray(index), jnp.asarray(count, jnp.int32)
 
 
-@pytest.mark.parametrize("run", [sparse_xla, sparse_on_gpu])
+@pytest.mark.parametrize("run", [sparse_xla, sparse_on_gpu, sparse_on_tpu])
 def test_over_selected_keys_both_distributions_are_normalised_among_them(run):
     inputs, (index, count) = example(8), selections(12, 40, 9)
     count = count.at[0, 0].set(0)
@@ -225,6 +229,18 @@ def test_over_selected_keys_both_distributions_are_normalised_among_them(run):
         want = value_and_gradients(formula, wide(*inputs), None, None, None, jnp.asarray(np.float64(weight) * some))
     np.testing.assert_allclose(found[0], np.where(some, want[0], 0), atol=2e-5)
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=2e-5), found[1], want[1])
+
+
+def test_selections_of_several_tiles_over_several_chunks_of_keys(monkeypatch):
+    """On a TPU: 40 keys in chunks of 16, up to 20 of them selected, in tiles of 8, by queries of two grid steps."""
+    monkeypatch.setattr(tpu_sparse, "CHUNK", 16)
+    inputs, (index, count) = example(16, queries=9, heads=4, attention=4, dtype=jnp.bfloat16), selections(9, 40, 20)
+    lse, weight = jnp.zeros((1, 9, 4)), jnp.arange(1.0, 10)[None]
+    found, wanted = (value_and_gradients(run, inputs, lse, index, count, weight) for run in (sparse_on_tpu, sparse_xla))
+    np.testing.assert_allclose(found[0], wanted[0], atol=2e-5, rtol=2e-5)
+    for got, want in zip(found[1], wanted[1], strict=True):
+        got, want = (np.asarray(x, np.float64) for x in (got, want))
+        np.testing.assert_allclose(got, want, atol=1e-2 * np.abs(want).max())
 
 
 def test_a_selection_of_everything_is_the_dense_loss():
@@ -316,5 +332,6 @@ def test_what_cannot_be_served_is_named():
             index_loss(*spoiled)
     with pytest.raises(NotImplementedError, match="float32 would fill the registers"):
         index_loss(q, w, k, a, c, lse, SCALE, first, last, backend="gpu")
-    with pytest.raises(NotImplementedError, match="gather"):
-        sparse_index_loss(q, w, k, a, c, lse, SCALE, jnp.zeros((1, 12, 3), int), last, backend="tpu")
+    with pytest.raises(NotImplementedError, match="got float32, float32 and 64"):
+        narrow = q[..., :64], w, k[..., :64]
+        sparse_index_loss(*narrow, a, c, lse, SCALE, jnp.zeros((1, 12, 3), int), last, backend="tpu")
