@@ -41,6 +41,20 @@ def params() -> pltpu.CompilerParams:
     return pltpu.CompilerParams(dimension_semantics=("parallel",), disable_bounds_checks=True)
 
 
+def by_halves(halves: int, steps: int) -> tuple[Callable, Callable]:
+    """Block specs in SMEM and VMEM of a grid over sequences, halves of the queries and steps, with one prefetch.
+
+    In SMEM a block is a step's, in VMEM that of each of its queries.
+    """
+    at = lambda b, half, s: (b * halves + half) * steps + s
+    rest = lambda block: [0] * len(block)
+    spec = lambda first, block, **where: pl.BlockSpec(
+        (first, *block), lambda b, half, s, _: (at(b, half, s), *rest(block)), **where
+    )
+    smem = lambda *block: spec(1, block, memory_space=pltpu.SMEM)
+    return smem, lambda *block: spec(TOGETHER, block)
+
+
 def walk(index, count, rows, buffers, begin: Callable, visit: Callable, finish: Callable) -> None:
     """For each query of a grid step: begin(query), visit(tile of rows, query, its first column) ..., finish(query).
 

@@ -20,7 +20,7 @@ from jax.experimental.pallas import tpu as pltpu
 from pallas_kernels.index_loss.reference import kl
 from pallas_kernels.index_loss.tpu import LOG2_E, LOSS, LSE, MASS
 from pallas_kernels.products import product
-from pallas_kernels.row_copies import TILE, TOGETHER, params, prepared, scratch, walk
+from pallas_kernels.row_copies import TILE, TOGETHER, by_halves, params, prepared, scratch, walk
 
 LANES = 128
 TOP, TOTAL, SUM, OWN, CROSS = range(5)  # of the running state, a row of lanes each
@@ -92,10 +92,10 @@ def backward(q, w, k, a, c, lse, index, count, kept, cotangent, scale, tile=TILE
     return dq.astype(q.dtype), dw.astype(w.dtype), dk.astype(k.dtype)
 
 
-def _queries(x, value=0.0):
+def _queries(x):
     """[N, ...] in whole grid steps."""
     x = x.reshape(-1, *x.shape[2:])
-    return jnp.pad(x, [(0, -len(x) % TOGETHER), *[(0, 0)] * (x.ndim - 1)], constant_values=value)
+    return jnp.pad(x, [(0, -len(x) % TOGETHER), *[(0, 0)] * (x.ndim - 1)])
 
 
 def _per_query(*block):
@@ -119,8 +119,8 @@ def _operands(q, w, k, a, c, lse, index, count, tile):
     fill = lambda x, value=0.0: jnp.pad(x, [(0, 0), (0, 0), (0, -x.shape[2] % 16), (0, 0)], constant_values=value)
     behind = features - LANES - a.shape[3]
     a = jnp.pad(fill(a), [(0, 0), (0, 0), (0, 0), (LANES, behind)])
-    of_queries = fill(q), fill(w.astype(jnp.float32)[..., None]), a, fill(lse.astype(jnp.float32)[..., None], jnp.inf)
-    of_queries = [_queries(x) for x in of_queries]
+    w, lse = (x.astype(jnp.float32)[..., None] for x in (w, lse))
+    of_queries = [_queries(x) for x in (fill(q), fill(w), a, fill(lse, jnp.inf))]
     index, count = prepared(row, count.reshape(-1), tile)
     smem = lambda *block: pl.BlockSpec((1, *block), lambda n: (n, *[0] * len(block)), memory_space=pltpu.SMEM)
     specs = [smem(*index.shape[1:]), smem(*count.shape[1:]), *(_per_query(*x.shape[1:]) for x in of_queries)]
@@ -233,14 +233,13 @@ def _of_keys(q, w, k, index, count, di, tile, interpret):
         base = number * chunk
         here = selected & (index >= base) & (index < base + chunk)
         # The row behind the chunk takes what a tile reads beside the stretch that lies in it.
-        local = jnp.pad(
-            jnp.where(here, index - base, chunk), [(0, 0), (0, 0), (0, columns - top_k)], constant_values=chunk
-        )
+        local = jnp.where(here, index - base, chunk)
+        local = jnp.pad(local, [(0, 0), (0, 0), (0, columns - top_k)], constant_values=chunk)
         before = lambda bound: jnp.sum(selected & (index < bound), axis=-1)
         first, end = before(base), before(base + chunk)
         bounds = jnp.stack([first // tile, jnp.where(end > first, -(-end // tile), first // tile)], axis=2)
-        local, bounds = jnp.pad(pad(local), [(0, 0)] * 3), pad(bounds.astype(jnp.int32))
-        found = _one_chunk(number, rows, local, bounds, *of_queries, di, chunk, tile, halves, interpret)
+        bounds = bounds.astype(jnp.int32)
+        found = _one_chunk(number, rows, pad(local), pad(bounds), *of_queries, di, chunk, tile, halves, interpret)
         return None, found.sum(axis=1)
 
     _, dk = jax.lax.scan(one_chunk, None, jnp.arange(chunks))
@@ -251,11 +250,7 @@ def _one_chunk(number, rows, local, bounds, q, weighed, di, chunk, tile, halves,
     """Cotangents of one chunk's keys, [B,halves,chunk,X]."""
     batch, queries, heads, width = q.shape
     steps = queries // (halves * TOGETHER)
-    at = lambda b, half, s: (b * halves + half) * steps + s
-    smem = lambda *block: pl.BlockSpec(
-        (1, *block), lambda b, half, s, _: (at(b, half, s), *[0] * len(block)), memory_space=pltpu.SMEM
-    )
-    vmem = lambda *block: pl.BlockSpec((TOGETHER, *block), lambda b, half, s, _: (at(b, half, s), *[0] * len(block)))
+    smem, vmem = by_halves(halves, steps)
     anywhere = pl.BlockSpec(memory_space=pl.ANY)
     flat = lambda x: x.reshape(batch * queries, *x.shape[2:])
     return pl.pallas_call(

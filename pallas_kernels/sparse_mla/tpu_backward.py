@@ -18,11 +18,10 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
 from pallas_kernels.products import product
+from pallas_kernels.row_copies import TILE, TOGETHER, by_halves
 from pallas_kernels.sparse_mla.rows import LANES, joined, unpack, words
 from pallas_kernels.sparse_mla.tpu import packed
 
-TILE = 128  # rows whose cotangents are computed together
-TOGETHER = 8  # queries per grid step
 CHUNK = 8192  # rows in VMEM: 1.5 kB each and 2.5 kB for their cotangents, at 576 features in bfloat16
 GROUP = 4  # rows whose loads and stores may overlap
 
@@ -90,11 +89,7 @@ def _one_chunk(number, rows, local, bounds, q, d_out, logsumexp, delta, scale, w
     batch, queries, heads, width = q.shape
     steps = queries // (halves * TOGETHER)
     pieces = width // LANES
-    at = lambda b, half, s: (b * halves + half) * steps + s
-    smem = lambda *block: pl.BlockSpec(
-        (1, *block), lambda b, half, s, _: (at(b, half, s), *[0] * len(block)), memory_space=pltpu.SMEM
-    )
-    vmem = lambda *block: pl.BlockSpec((TOGETHER, *block), lambda b, half, s, _: (at(b, half, s), *[0] * len(block)))
+    smem, vmem = by_halves(halves, steps)
     anywhere = pl.BlockSpec(memory_space=pl.ANY)
     latent = d_out.shape[3]
     flat = lambda a: a.reshape(batch * queries, *a.shape[2:])
