@@ -42,6 +42,11 @@ def _define_repeats(values: flags.FlagValues) -> None:
     _define_json(values)
 
 
+def _define_sandbox(values: flags.FlagValues) -> None:
+    _define_repeats(values)
+    values["repeats"].default = values["repeats"].value = 100  # milliseconds each
+
+
 def _define_duel(values: flags.FlagValues) -> None:
     flags.DEFINE_string("peer_python", None, "a python that has the peer (default: this one)", flag_values=values)
     _define_repeats(values)
@@ -94,6 +99,13 @@ def _sparsity(command: Command) -> str:
     return sparsity.run(options.repeats, _report(command), picture, options.smoke)
 
 
+def _sandbox(command: Command) -> str:
+    from glm_jax.bench import sandbox
+
+    options = command.flags
+    return sandbox.run(options.repeats, _report(command), options.smoke)
+
+
 def _flops(command: Command) -> str:
     from glm_jax.bench import flops
 
@@ -122,6 +134,7 @@ BENCHES = {
         (),
         _sparsity,
     ),
+    "sandbox": Bench("boxes: start, a command, 64 at once", _define_sandbox, (), _sandbox),
     "rl": Bench("one RL iteration: sample 64 completions, learn from them; beside TRL's GRPO", _define_duel, (), _rl),
     "critic": Bench(
         "variance of the return that a run's critic explains, beside position and prompt length alone",
