@@ -17,8 +17,9 @@ import psutil
 import pytest
 
 from glm_jax.envs.sandbox import cgroup, probe
-from glm_jax.envs.sandbox.box import Box, File
+from glm_jax.envs.sandbox.box import Box
 from glm_jax.envs.sandbox.errors import BoxDied, BoxError
+from glm_jax.envs.sandbox.files import File
 from glm_jax.envs.sandbox.limits import Limits
 
 pytestmark = pytest.mark.envs

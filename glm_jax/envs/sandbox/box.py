@@ -24,6 +24,7 @@ from typing import Any
 from glm_jax.envs.sandbox import bubblewrap, seccomp
 from glm_jax.envs.sandbox.cgroup import Leaf
 from glm_jax.envs.sandbox.errors import BoxDied, BoxError, SandboxUnavailable
+from glm_jax.envs.sandbox.files import File, Tree
 from glm_jax.envs.sandbox.limits import Limits, Output, Result
 from glm_jax.envs.sandbox.uids import Lease
 
@@ -34,21 +35,10 @@ _SUPERVISOR = Path(__file__).with_name("supervisor.py")
 
 
 @dataclass(frozen=True)
-class File:
-    """A file's content and mode."""
-
-    data: bytes
-    mode: int = 0o644
-
-
-Tree = dict[str, File]  # by path, absolute or relative to a folder that the context names
-
-
-@dataclass(frozen=True)
 class Collected:
     """Files copied out of a box, and (path, reason) of those that were not."""
 
-    files: Tree
+    files: dict[str, File]
     refused: tuple[tuple[str, str], ...]
 
 
@@ -146,7 +136,8 @@ class Box:
         """
         self.stop()
         reply, data = self._ask({"do": "collect", "paths": list(paths), "limit": limit, "most": most})
-        files, at = {}, 0
+        files: dict[str, File] = {}
+        at = 0
         for path, mode, size in reply["taken"]:
             files[path] = File(data[at : at + size], mode)
             at += size
@@ -198,13 +189,13 @@ class Box:
             "open_files": self.limits.open_files,
         }
         command = [
-            *(bubblewrap.program(), *bubblewrap.namespaces(root, nesting)),
+            *(bubblewrap.program(), *bubblewrap.namespaces(root, nesting), "--as-pid-1"),
             *("--info-fd", str(info_write), "--seccomp", str(filter_fd)),
             *bubblewrap.system(),
             *bubblewrap.writable(self.folders, self.limits.disk_mb),
             *bubblewrap.python(),
-            *("--perms", "0644", "--ro-bind-data", str(users), "/etc/passwd"),
-            *("--perms", "0644", "--ro-bind-data", str(groups), "/etc/group"),
+            *("--perms", "0644", "--file", str(users), "/etc/passwd"),
+            *("--perms", "0644", "--file", str(groups), "/etc/group"),
             *("--perms", "0755", "--dir", "/opt", "--perms", "0755", "--dir", "/opt/glm_jax"),
             *("--ro-bind", str(_SUPERVISOR), bubblewrap.SUPERVISOR),
             *bubblewrap.sealed(),

@@ -38,7 +38,6 @@ def namespaces(root: bool, nesting: bool) -> list[str]:
     flags += [
         "--die-with-parent",
         "--new-session",
-        "--as-pid-1",
         "--clearenv",
         "--hostname",
         "box",
