@@ -42,7 +42,8 @@ def parse(
     """Parses what follows the verb.
 
     `define(values)` adds the verb's own flags, as in `flags.DEFINE_bool("dry_run", False, "...", flag_values=values)`;
-    `positional` names the arguments without a dash, all of which have to be given; `required` names flags.
+    `positional` names the arguments without a dash, all of which have to be given (the last one more than once, if its
+    name ends in "..."); `required` names flags.
     Raises UsageError for anything unknown or missing and for a config file that fails; `--help` prints the flags and
     raises SystemExit(0).
     """
@@ -58,7 +59,8 @@ def parse(
         rest = values([f"glm-jax {verb}", *(arg for arg in argv if arg not in overrides)])[1:]
     except flags.Error as error:
         raise UsageError(f"{error} (glm-jax {verb} --help)") from error
-    if len(rest) != len(positional):
+    more = bool(positional) and positional[-1].endswith("...")
+    if len(rest) != len(positional) and not (more and len(rest) > len(positional)):
         wanted = " ".join(name.upper() for name in positional) or "no argument without --"
         raise UsageError(f"got {' '.join(rest) or 'nothing'} where {wanted} is wanted (glm-jax {verb} --help)")
     missing = [f"--{name}" for name in required if getattr(values, name) is None]

@@ -11,7 +11,7 @@ class Limits:
 
     memory_mb: int = 1024  # of all processes together; where a cgroup counts, what they write to files as well
     disk_mb: int = 128  # of each writable folder, /tmp and /dev/shm among them; they lie in memory
-    processes: int = 128  # threads included
+    processes: int = 256  # threads included
     output_bytes: int = 16384  # of each stream of a command that are kept, half from the head, half from the tail
     open_files: int = 1024
 

@@ -23,7 +23,7 @@ from glm_jax.envs.tasks.task import NeedsContainer, Task, TaskError
 SCHEMAS = ("1.0", "1.1", "1.2", "1.3", "1.4")
 _TAKEN = ("/usr", "/bin", "/sbin", "/lib", "/lib64", "/etc", "/proc", "/dev", "/opt", "/tests", "/solution", "/logs")
 # What a test script does when it fetches its runner: it would fail in a box for no fault of the agent's.
-_FETCH = re.compile(
+FETCH = re.compile(
     r"^(?!\s*#).*?\b(apt-get|apt|apk|yum|dnf|curl|wget|uvx|git\s+clone|npm\s+(i|install)|"
     r"(uv\s+)?pip3?\s+install|uv\s+(run|add|sync|init)|cargo\s+install)\b",
     re.M,
@@ -193,7 +193,7 @@ def _check_workdir(path: Path, workdir: str) -> None:
 def _refuse_fetching(folder: Path) -> None:
     for path in sorted((folder / "tests").rglob("*.sh")):
         text = path.read_text(errors="replace")
-        if match := _FETCH.search(text):
+        if match := FETCH.search(text):
             line = text.count("\n", 0, match.end()) + 1
             raise NeedsContainer(path, line, f"{match[0].strip()!r} fetches from the network, which boxes have not")
 

@@ -16,7 +16,7 @@ _OWN = ("/usr", "/bin", "/sbin", "/lib", "/lib64", "/etc", "/proc", "/dev", "/op
 
 def agent_box(task: Task, script: Mapping[str, File] | None = None) -> Box:
     """A box in the task's start state. With `script` (its solve.sh is not run yet), those files as well."""
-    extra = (SCRIPTS,) if script is not None else ()
+    extra = (*((SCRIPTS,) if script is not None else ()), *(() if task.separate else ("/tests",)))
     box = Box(task.limits, folders=(*folders(task), "/logs", *extra))
     try:
         box.put(task.start)

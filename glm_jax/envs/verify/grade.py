@@ -43,22 +43,29 @@ class Verdict:
         return self.reward == 1.0
 
 
-def grade(task: Task, found: Collected, seed: int | None = None, record: bool = False) -> Verdict:
-    """Runs the task's verifier on collected artifacts. `seed` (default: a new one) draws the hidden inputs."""
+def grade(
+    task: Task, found: Collected, seed: int | None = None, record: bool = False, limit: float | None = None
+) -> Verdict:
+    """Runs the task's verifier on collected artifacts. `seed` (default: a new one) draws the hidden inputs.
+
+    `record` asks for what the candidate was asked and answered; `limit` shortens the seconds that it gets.
+    """
     seed = secrets.randbits(32) if seed is None else seed
     places = dict.fromkeys((*folders(task), *(root_of(path) for path in found.files)))
     with Box(task.limits, folders=("/tests", "/logs", "/grader", *places), nesting=True) as box:
         box.put(found.files)
-        box.put(placed(task.tests, "/tests") | _grader(tuple(places)))
+        box.put(placed(task.tests, "/tests") | _grader(tuple(places), task.limits.processes // 2))
         box.run(["/bin/mkdir", "-p", LOGS], 10.0)
         env = {**task.verifier_env, "GRADER_SEED": str(seed), **({"GRADER_RECORD": "1"} if record else {})}
+        if limit is not None:
+            env["GRADER_LIMIT"] = str(limit)
         return _verdict(task, box, env, "/tests", record)
 
 
 def grade_in_place(task: Task, box: Box) -> Verdict:
     """Runs the verifier of a task without a box for it, in the agent's own. Such a reward trains nothing."""
     box.stop()
-    box.run(f"rm -rf /tests/* /tests/.[!.]* {LOGS}; mkdir -p {LOGS}", 30.0)
+    box.run(f"chmod -R 700 /tests /logs; rm -rf /tests/* /tests/.[!.]* {LOGS}; mkdir -p {LOGS}", 30.0)
     box.put(placed(task.tests, "/tests"))
     return _verdict(task, box, dict(task.verifier_env), task.workdir, False)
 
@@ -120,7 +127,7 @@ def read_reward(found: Mapping[str, File]) -> tuple[float, dict[str, float]]:
 
 
 @cache
-def _grader(places: tuple[str, ...]) -> dict[str, File]:
+def _grader(places: tuple[str, ...], processes: int) -> dict[str, File]:
     """The library for tests, and how it starts a candidate's box: everything but the program and its own files."""
     mounts = [word for place in places for word in ("--ro-bind", place, place)]
     prefix = [
@@ -132,7 +139,7 @@ def _grader(places: tuple[str, ...]) -> dict[str, File]:
         *mounts,
     ]
     settings = {"prefix": prefix, "sealed": bubblewrap.sealed(), "env": environment(), "workdir": places[0]}
-    settings["python"] = sys.executable
+    settings |= {"python": sys.executable, "processes": processes}
     return {
         "/grader/grader.py": File(_LIBRARY.read_bytes()),
         "/grader/settings.json": File(json.dumps(settings).encode()),

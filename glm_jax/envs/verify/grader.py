@@ -14,6 +14,7 @@ import json
 import math
 import os
 import random
+import resource
 import selectors
 import subprocess
 import tempfile
@@ -26,6 +27,7 @@ _LOGS = "/logs/verifier"
 _MOST = 8 << 20  # bytes of a candidate's output
 _DEEPEST = 50  # levels of JSON
 _settings = json.load(open(os.path.join(os.path.dirname(os.path.abspath(__file__)), "settings.json")))
+_limit = float(os.environ.get("GRADER_LIMIT", "inf"))  # seconds that any candidate gets
 _record: list[dict] = []
 PYTHON = _settings["python"]
 
@@ -169,7 +171,7 @@ def serve(
 
     `handle` gets the request as a JSON value and may raise Failed. The driver counts; the candidate cannot.
     """
-    end, begin, asked, pending = time.monotonic() + timeout, time.monotonic(), 0, b""
+    end, begin, asked, pending = time.monotonic() + min(timeout, _limit), time.monotonic(), 0, b""
     with _candidate(argv, files or {}, subprocess.PIPE) as (process, err):
         with selectors.DefaultSelector() as selector:
             selector.register(process.stdout, selectors.EVENT_READ)
@@ -251,7 +253,12 @@ def _candidate(argv: Sequence[str], files: Mapping[str, bytes], out: Any) -> Ite
             for name, value in _settings["env"].items():
                 command += ["--setenv", name, value]
             process = subprocess.Popen(
-                [*command, "--", *argv], stdin=subprocess.PIPE, stdout=out, stderr=err, pass_fds=(code.fileno(),)
+                [*command, "--", *argv],
+                stdin=subprocess.PIPE,
+                stdout=out,
+                stderr=err,
+                pass_fds=(code.fileno(),),
+                preexec_fn=_bounded,  # or a candidate could use up the processes that the driver may start
             )
         try:
             yield process, err
@@ -264,12 +271,18 @@ def _candidate(argv: Sequence[str], files: Mapping[str, bytes], out: Any) -> Ite
                         stream.close()
 
 
+def _bounded() -> None:
+    with open("/proc/self/oom_score_adj", "w") as file:
+        file.write("1000")  # the kernel takes a candidate before its driver
+    resource.setrlimit(resource.RLIMIT_NPROC, (_settings["processes"], _settings["processes"]))
+
+
 def _run(argv: Sequence[str], files: Mapping[str, bytes], stdin: bytes, timeout: float) -> Done:
     """Its output goes to files, which the driver's capped /tmp bounds."""
     begin, timed_out = time.monotonic(), False
     with tempfile.TemporaryFile() as out, _candidate(argv, files, out) as (process, err):
         try:
-            process.communicate(stdin, timeout)
+            process.communicate(stdin, min(timeout, _limit))
         except subprocess.TimeoutExpired:
             timed_out = True
         code = 124 if timed_out else process.returncode

@@ -70,7 +70,7 @@ def verify():
     for branches, count in ((1, 1), (1, 6), (3, 9)):
         prompts = draw(rng, branches)
         service = Service(key, prompts, count)
-        grader.serve([grader.PYTHON, "-I", "-S", "/app/decode.py"], service.handle, timeout=20.0)
+        grader.serve([grader.PYTHON, "-I", "-S", "/app/decode.py"], service.handle, timeout=10.0)
         if not grader.same(service.texts, [service.wanted(prompt) for prompt in prompts]):
             raise grader.Failed("the continuations are not the model's")
         distinct = {tuple(prompt) for prompt in prompts}

@@ -1,0 +1,2 @@
+cat /data/* /data/*/* 2> /dev/null
+cat

@@ -1,0 +1,141 @@
+"""The gates, in their order. A task's verifier trains nothing until it has passed them all.
+
+lint, then oracle (rewarded, with three seeds), no-op, incomplete (author's and derived partial solutions), attacks.
+Nothing but the oracle may be rewarded, and the verifier has to judge everything: an error is no verdict.
+"""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+from glm_jax.envs.gates import attacks
+from glm_jax.envs.gates.lint import lint
+from glm_jax.envs.gates.partials import derived
+from glm_jax.envs.gates.record import Gate, Record, Trial
+from glm_jax.envs.gates.replay import replay
+from glm_jax.envs.sandbox import probe
+from glm_jax.envs.sandbox.box import Collected
+from glm_jax.envs.sandbox.files import File, digest
+from glm_jax.envs.tasks.harbor import read_task
+from glm_jax.envs.tasks.task import Task
+from glm_jax.envs.verify.attempt import scripted
+from glm_jax.envs.verify.grade import Verdict, grade
+
+SEEDS = (1, 2, 3)  # of the oracle; all else gets a new one each time
+PARTIALS = 2  # that differ from the oracle and from each other, at least
+GATES = ("lint", "oracle", "no-op", "incomplete", "attacks")
+_PATIENCE, _ENDLESS = 10.0, 3.0  # seconds that a candidate gets in an attack, and where it is to never end
+
+
+def check(folder: Path, workers: int = 2, tell: Callable[[str], None] = lambda line: None) -> Record:
+    """Runs the gates up to the first that is not passed. `tell` hears of each trial. Raises TaskError, NeedsContainer.
+
+    Raises SandboxUnavailable where nothing can be run safely.
+    """
+    task = read_task(folder)
+    bundle = task.bundle
+    probe.require()
+    with ThreadPoolExecutor(workers) as pool:
+        trials = _Trials(task, pool, tell)
+        found: list[Gate] = []
+        for name in GATES:
+            tell(f"{task.name}: {name}")
+            found.append(getattr(trials, name.replace("-", "_"))())
+            if not found[-1].passed:
+                break
+    if task.bundle != bundle:
+        raise RuntimeError(f"{folder} changed while its gates ran: run them again")
+    return Record(bundle, tuple(found))
+
+
+class _Trials:
+    """The gates of one task; each looks back on what the earlier ones collected."""
+
+    def __init__(self, task: Task, pool: ThreadPoolExecutor, tell: Callable[[str], None]) -> None:
+        self.task, self.pool, self.tell = task, pool, tell
+        self.start: dict[str, File] = {}
+        self.solved: dict[str, File] = {}
+        self.record: tuple = ()
+        self.judged: dict[str, Verdict] = {}  # by the digest of artifacts: many attacks leave the start state
+
+    def lint(self) -> Gate:
+        return Gate("lint", "; ".join(lint(self.task)))
+
+    def oracle(self) -> Gate:
+        def once(seed: int) -> tuple[Collected, Verdict]:
+            found, done = scripted(self.task, self.task.solution)
+            if not done.ok:
+                return found, Verdict(None, f"solve.sh ended with code {done.code}: {str(done.err)[-300:]}")
+            return found, grade(self.task, found, seed, record=seed == SEEDS[0])
+
+        results = list(self.pool.map(once, SEEDS))
+        self.solved, self.record = results[0][0].files, results[0][1].record
+        trials = tuple(_trial(f"seed {seed}", verdict) for seed, (_, verdict) in zip(SEEDS, results, strict=True))
+        wrong = [f"{trial.name}: {_said(trial)}" for trial in trials if trial.reward != 1.0]
+        return Gate("oracle", f"the oracle is not rewarded: {'; '.join(wrong)}" if wrong else "", trials)
+
+    def no_op(self) -> Gate:
+        found, _ = scripted(self.task, attacks.agent("true"))
+        self.start = found.files
+        if digest(self.start) == digest(self.solved):
+            return Gate("no-op", "the oracle leaves the artifacts as they were")
+        touch = f'for a in {shlex.join(self.task.artifacts)}; do mkdir -p "$(dirname "$a")"; touch "$a"; done'
+        touched, _ = scripted(self.task, attacks.agent(touch))
+        empty = {path: File(b"", file.mode) for path, file in self.solved.items() if path not in self.start}
+        cases = {"nothing done": self.start, "files touched": touched.files, "empty files": self.start | empty}
+        return self._none_rewarded("no-op", cases)
+
+    def incomplete(self) -> Gate:
+        found = {name: scripted(self.task, tree)[0].files for name, tree in self.task.partials.items()}
+        kinds = {digest(files) for files in found.values()} - {digest(self.solved)}
+        if len(kinds) < PARTIALS:
+            return Gate("incomplete", f"{len(kinds)} partial solutions differ from the oracle; {PARTIALS} are wanted")
+        equivalent = [name for name, files in found.items() if digest(files) == digest(self.solved)]
+        cases = {name: files for name, files in found.items() if name not in equivalent}
+        gate = self._none_rewarded("incomplete", cases | derived(self.start, self.solved))
+        skipped = tuple(Trial(name, None, "equivalent to the oracle, skipped") for name in equivalent)
+        return Gate(gate.name, gate.why, skipped + gate.trials)
+
+    def attacks(self) -> Gate:
+        written = attacks.scripts(self.task) | dict(self.task.attacks)
+        found = {name: self.pool.submit(scripted, self.task, tree) for name, tree in written.items()}
+        cases = {name: one.result()[0].files for name, one in found.items()}
+        cases |= attacks.forgeries(self.start, self.solved)
+        if (answers := replay(self.start, self.solved, self.record)) is not None:
+            cases["recorded-answers"] = answers
+        return self._none_rewarded("attacks", cases)
+
+    def _none_rewarded(self, name: str, cases: Mapping[str, Mapping[str, File]]) -> Gate:
+        """Grades each, up to the first reward or error: 0 is wanted, or less than 1 for parts of unbinary work."""
+        partly = name == "incomplete" and not self.task.binary
+        pending = [self.pool.submit(self._judge, case, files, name == "attacks") for case, files in cases.items()]
+        trials: list[Trial] = []
+        why = ""
+        for case, verdict in zip(cases, pending, strict=True):
+            trials.append(_trial(case, verdict.result()))
+            reward = trials[-1].reward
+            if reward is None or reward == 1.0 or (reward > 0 and not partly):
+                why = f"{case}: {_said(trials[-1])}"
+                break
+        for verdict in pending:
+            verdict.cancel()
+        return Gate(name, why, tuple(trials))
+
+    def _judge(self, name: str, files: Mapping[str, File], attack: bool) -> Verdict:
+        key = digest(files)
+        if key not in self.judged:
+            limit = _ENDLESS if name.endswith("endless") else _PATIENCE if attack else None
+            self.judged[key] = grade(self.task, Collected(dict(files), ()), limit=limit)
+        self.tell(f"{self.task.name}:   {name}: {_said(_trial(name, self.judged[key]))}")
+        return self.judged[key]
+
+
+def _trial(name: str, verdict: Verdict) -> Trial:
+    return Trial(name, verdict.reward, verdict.error[:400])
+
+
+def _said(trial: Trial) -> str:
+    return f"reward {trial.reward:g}" if trial.reward is not None else f"error: {trial.note}"

@@ -1,0 +1,90 @@
+"""gates.json: what the gates found, bound to the content of the task; and the door that training goes through."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from glm_jax.envs.tasks.harbor import read_task
+from glm_jax.envs.tasks.task import GATES_FILE, Task, TaskError, bundle_hash
+
+PIPELINE = 1  # of the gates themselves: stronger gates get a new number, which voids what weaker ones found
+
+
+class UngatedTask(TaskError):
+    """A task whose verifier has not passed its gates as it stands. Training takes none."""
+
+
+@dataclass(frozen=True)
+class Trial:
+    """One run of a verifier: what was tried, the reward that it gave, and the error where it gave none."""
+
+    name: str
+    reward: float | None
+    note: str = ""
+
+
+@dataclass(frozen=True)
+class Gate:
+    """A gate that was tried: `why` is empty where it was passed."""
+
+    name: str
+    why: str
+    trials: tuple[Trial, ...] = ()
+
+    @property
+    def passed(self) -> bool:
+        return not self.why
+
+
+@dataclass(frozen=True)
+class Record:
+    """What the gates found of a task with this content, up to the first that was not passed."""
+
+    bundle: str
+    gates: tuple[Gate, ...]
+    pipeline: int = PIPELINE
+
+    @property
+    def passed(self) -> bool:
+        return all(gate.passed for gate in self.gates)
+
+    @property
+    def failing(self) -> Gate | None:
+        return next((gate for gate in self.gates if not gate.passed), None)
+
+
+def write(folder: Path, record: Record) -> None:
+    text = json.dumps({"passed": record.passed, **asdict(record)}, indent=1)
+    (folder / GATES_FILE).write_text(text + "\n")
+
+
+def read(folder: Path) -> Record:
+    """The record of a folder. Raises UngatedTask where there is none or it cannot be read."""
+    path = folder / GATES_FILE
+    try:
+        data = json.loads(path.read_text())
+        gates = tuple(
+            Gate(gate["name"], gate["why"], tuple(Trial(**trial) for trial in gate["trials"])) for gate in data["gates"]
+        )
+        return Record(data["bundle"], gates, data["pipeline"])
+    except FileNotFoundError as error:
+        raise UngatedTask(f"{folder} has not been through the gates: glm-jax envs check {folder}") from error
+    except (ValueError, KeyError, TypeError) as error:
+        raise UngatedTask(f"{path} is no record of gates ({error!r}): glm-jax envs check {folder}") from error
+
+
+def admitted(folder: Path) -> Task:
+    """The task of a folder whose gates are all passed by what is in it now. Raises UngatedTask, with the remedy."""
+    record = read(folder)
+    again = f"glm-jax envs check {folder}"
+    if record.bundle != bundle_hash(folder):
+        raise UngatedTask(f"{folder} was changed after it went through the gates: {again}")
+    if record.pipeline != PIPELINE:
+        raise UngatedTask(f"{folder} went through gates of version {record.pipeline}, now {PIPELINE}: {again}")
+    if failing := record.failing:
+        raise UngatedTask(f"{folder} did not pass the gate {failing.name!r}: {failing.why}")
+    if not record.gates:
+        raise UngatedTask(f"{folder / GATES_FILE} holds no gate: {again}")
+    return read_task(folder)

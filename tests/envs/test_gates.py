@@ -1,0 +1,101 @@
+"""The gates: tasks that ship pass them, weak verifiers are refused by the gate that finds their weakness."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from glm_jax.cli.main import main
+from glm_jax.envs.gates import attacks, pipeline
+from glm_jax.envs.gates.record import UngatedTask, admitted
+from glm_jax.envs.sandbox.box import Collected
+from glm_jax.envs.tasks.harbor import read_task
+from glm_jax.envs.verify.attempt import agent_box, scripted
+from glm_jax.envs.verify.grade import grade, grade_in_place
+from tests.envs.weak import TEETH, WEAK, write
+
+pytestmark = pytest.mark.envs
+SHIPPED = Path(__file__).resolve().parents[2] / "experiments" / "tasks"
+
+
+@pytest.mark.parametrize("folder", sorted(SHIPPED.iterdir()), ids=lambda path: path.name)
+def test_a_shipped_task_passes_every_gate(folder: Path):
+    found = pipeline.check(folder)
+    assert found.passed, f"{found.failing.name}: {found.failing.why}"
+    assert [gate.name for gate in found.gates] == ["lint", "oracle", "no-op", "incomplete", "attacks"]
+    assert len(found.gates[-1].trials) >= 30
+
+
+@pytest.mark.parametrize("name", WEAK)
+def test_a_weak_verifier_is_refused_by_name_of_the_gate(tmp_path, name: str):
+    how, gate, reason = WEAK[name]
+    found = pipeline.check(write(tmp_path / "stats", **how))
+    assert found.failing is not None, "it passed"
+    assert found.failing.name == gate, found.failing
+    assert reason in found.failing.why
+
+
+@pytest.mark.parametrize(("name", "attack"), TEETH)
+def test_an_attack_of_the_battery_succeeds_where_it_should(tmp_path, name: str, attack: str):
+    task = read_task(write(tmp_path / "stats", **WEAK[name][0]))
+    start, solved = (scripted(task, tree)[0].files for tree in (attacks.agent("true"), task.solution))
+    scripts = attacks.scripts(task) | dict(task.attacks)
+    if attack in scripts:
+        files = scripted(task, scripts[attack])[0].files
+    else:
+        files = attacks.forgeries(start, solved)[attack]
+    assert grade(task, Collected(files, ())).reward == 1.0
+
+
+def test_the_good_verifier_of_the_same_task_passes_and_any_change_voids_it(tmp_path, capsys):
+    folder = write(tmp_path / "stats")
+    with pytest.raises(UngatedTask, match="has not been through the gates: glm-jax envs check"):
+        admitted(folder)
+    assert main(["envs", "check", str(folder)]) == 0
+    assert "stats  passed" in capsys.readouterr().out
+    assert admitted(folder).name == "stats"
+    (folder / "tests" / "good.py").write_text("# a change\n")
+    with pytest.raises(UngatedTask, match="was changed after it went through the gates"):
+        admitted(folder)
+
+
+def test_the_command_names_the_gate_and_why_and_fails(tmp_path, capsys):
+    write(tmp_path / "half", WEAK["checks half of the work"][0]["verify"])
+    (tmp_path / "torn").mkdir()
+    (tmp_path / "torn" / "task.toml").write_text("x = ")
+    assert main(["envs", "check", str(tmp_path)]) == 1
+    out = capsys.readouterr().out
+    assert "3 passed" in out and "refused by incomplete: mean-only: reward 1" in out
+    assert "torn  unread" in out
+    with pytest.raises(UngatedTask, match="did not pass the gate 'incomplete': mean-only: reward 1"):
+        admitted(tmp_path / "half")
+
+
+def test_a_verifier_in_the_agents_box_is_staged_after_the_agent(tmp_path):
+    """Accepted for tasks of others, and refused by lint for training. The agent's own /tests are gone by then."""
+    how, _, _ = WEAK["shares the agent's box"]
+    task = read_task(write(tmp_path / "stats", **how))
+    with agent_box(task, task.solution) as box:
+        assert box.run("bash /solution/solve.sh", 30).ok
+        assert grade_in_place(task, box).reward == 1.0
+    with agent_box(task, attacks.scripts(task)["reward-beforehand"]) as box:
+        assert box.run("bash /solution/solve.sh", 30).ok
+        assert grade_in_place(task, box).reward == 0.0
+
+
+def test_an_attempt_sees_neither_tests_nor_another_agents_solution(tmp_path):
+    task = read_task(write(tmp_path / "stats"))
+    with agent_box(task) as box:
+        assert box.run("ls /tests /solution /grader", 30).code != 0
+        found = str(box.run("find / -xdev -not -path '/usr/*' -not -path '/proc/*' -name '*solve*'", 30).out)
+        assert found.strip() == ""
+
+
+def test_a_grading_tells_its_metrics_and_what_it_said(tmp_path):
+    task = read_task(write(tmp_path / "stats"))
+    found, _ = scripted(task, task.partials["mean-only"])
+    verdict = grade(task, found, seed=5)
+    assert verdict.reward == 0.0 and not verdict.passed and "failed: median(" in verdict.said
+    again = grade(task, found, seed=5)
+    assert again.said == verdict.said and grade(task, found, seed=6).said != verdict.said
