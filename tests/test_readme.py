@@ -23,6 +23,10 @@ SMOKE: dict[str, list[str] | None] = {
     "make demo": None,  # its config at smoke size is the train command below
     "make test": None,  # .ci/run
     "pip install": None,  # needs an accelerator
+    "sudo apt-get install bubblewrap": None,  # .ci/run
+    "glm-jax envs check": [],
+    "glm-jax envs run": [],
+    "glm-jax bench sandbox": ["--smoke"],
     "glm-jax train": TINY,
     "glm-jax eval": TINY,
     "glm-jax generate": ["--max_new_tokens=4"],

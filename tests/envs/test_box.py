@@ -21,6 +21,7 @@ from glm_jax.envs.sandbox.box import Box
 from glm_jax.envs.sandbox.errors import BoxDied, BoxError
 from glm_jax.envs.sandbox.files import File
 from glm_jax.envs.sandbox.limits import Limits
+from tests.envs.weak import write
 
 pytestmark = pytest.mark.envs
 ROOT = Path(__file__).resolve().parents[2]
@@ -59,21 +60,25 @@ def test_every_property_of_the_probe_holds():
     assert report.root == (os.geteuid() == 0)
 
 
-def test_an_ordinary_user_has_boxes_with_the_same_properties():
+def test_an_ordinary_user_has_boxes_with_the_same_properties_and_grades_in_them():
     """The tests may run as root: then this one gives up root for a copy of the code that anybody may read."""
     folder = Path(tempfile.mkdtemp(prefix="glm-jax-test-"))
     try:
         shutil.copytree(ROOT / "glm_jax" / "envs", folder / "glm_jax" / "envs")
+        write(folder / "task")
         subprocess.run(["chmod", "-R", "a+rX", str(folder)], check=True)
         (folder / "home").mkdir()
         (folder / "home").chmod(0o777)
         ordinary = ["setpriv", "--reuid", "12345", "--regid", "12345", "--clear-groups"] if os.geteuid() == 0 else []
-        code = """
-            from glm_jax.envs.sandbox.box import Box
+        code = f"""
+            from pathlib import Path
             from glm_jax.envs.sandbox.probe import require
-            report = require()
-            with Box() as box:
-                print(report.root, report.memory_by, len(report.properties), box.run("echo ran", 30).out)
+            from glm_jax.envs.tasks.harbor import read_task
+            from glm_jax.envs.verify.attempt import scripted
+            from glm_jax.envs.verify.grade import grade
+            report, task = require(), read_task(Path({str(folder / "task")!r}))
+            rewards = [grade(task, scripted(task, tree)[0]).reward for tree in (task.solution, *task.partials.values())]
+            print(report.root, report.memory_by, len(report.properties), *rewards)
         """
         env = {"PYTHONPATH": str(folder), "HOME": str(folder / "home"), "PATH": os.environ["PATH"]}
         said = []
@@ -82,7 +87,7 @@ def test_an_ordinary_user_has_boxes_with_the_same_properties():
                 [*ordinary, python, "-c", textwrap.dedent(code)], env=env, capture_output=True, text=True, timeout=120
             )
             if done.returncode == 0:
-                assert done.stdout.split() == ["False", "watchdog", "13", "ran"]
+                assert done.stdout.split() == ["False", "watchdog", "13", "1.0", "0.0", "0.0"]
                 return
             said.append(f"{python}: {done.stderr[-1500:]}")
         pytest.fail("\n".join(said))

@@ -1,16 +1,21 @@
 """The gates, in their order. A task's verifier trains nothing until it has passed them all.
 
-lint, then oracle (rewarded, with three seeds), no-op, incomplete (author's and derived partial solutions), attacks.
-Nothing but the oracle may be rewarded, and the verifier has to judge everything: an error is no verdict.
+lint, then oracle (rewarded, with three seeds), no-op, incomplete (author's and derived partial solutions), attacks
+and, where an agent is given, solver: it has to solve the task sometimes and not always. Nothing else may be rewarded,
+and the verifier has to judge everything: an error is no verdict.
 """
 
 from __future__ import annotations
 
+import asyncio
 import shlex
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 
+from glm_jax.envs.agents import episode
+from glm_jax.envs.agents.chat import ChatClient
 from glm_jax.envs.gates import attacks
 from glm_jax.envs.gates.lint import lint
 from glm_jax.envs.gates.partials import derived
@@ -25,25 +30,34 @@ from glm_jax.envs.verify.attempt import scripted
 from glm_jax.envs.verify.grade import Verdict, grade
 
 SEEDS = (1, 2, 3)  # of the oracle; all else gets a new one each time
+TRIES = 4  # of a solver
 PARTIALS = 2  # that differ from the oracle and from each other, at least
-GATES = ("lint", "oracle", "no-op", "incomplete", "attacks")
 _PATIENCE, _ENDLESS = 10.0, 3.0  # seconds that a candidate gets in an attack, and where it is to never end
 
 
-def check(folder: Path, workers: int = 2, tell: Callable[[str], None] = lambda line: None) -> Record:
-    """Runs the gates up to the first that is not passed. `tell` hears of each trial. Raises TaskError, NeedsContainer.
+def check(
+    folder: Path,
+    workers: int = 2,
+    tell: Callable[[str], None] = lambda line: None,
+    solver: Callable[[Task], ChatClient] | None = None,
+    tries: int = TRIES,
+) -> Record:
+    """Runs the gates up to the first that is not passed. `tell` hears of each trial; `solver` makes an agent per try.
 
-    Raises SandboxUnavailable where nothing can be run safely.
+    Raises TaskError where the folder is no task that a box can run, SandboxUnavailable where nothing can be run safely.
     """
     task = read_task(folder)
     bundle = task.bundle
     probe.require()
     with ThreadPoolExecutor(workers) as pool:
-        trials = _Trials(task, pool, tell)
+        trials = Trials(task, pool, tell)
         found: list[Gate] = []
-        for name in GATES:
-            tell(f"{task.name}: {name}")
-            found.append(getattr(trials, name.replace("-", "_"))())
+        gates = [trials.lint, trials.oracle, trials.no_op, trials.incomplete, trials.attacks]
+        if solver is not None:
+            gates.append(partial(trials.solver, solver, tries))
+        for gate in gates:
+            found.append(gate())
+            tell(f"{task.name}: {found[-1].name} {'passed' if found[-1].passed else 'refused'}")
             if not found[-1].passed:
                 break
     if task.bundle != bundle:
@@ -51,7 +65,7 @@ def check(folder: Path, workers: int = 2, tell: Callable[[str], None] = lambda l
     return Record(bundle, tuple(found))
 
 
-class _Trials:
+class Trials:
     """The gates of one task; each looks back on what the earlier ones collected."""
 
     def __init__(self, task: Task, pool: ThreadPoolExecutor, tell: Callable[[str], None]) -> None:
@@ -107,6 +121,22 @@ class _Trials:
         if (answers := replay(self.start, self.solved, self.record)) is not None:
             cases["recorded-answers"] = answers
         return self._none_rewarded("attacks", cases)
+
+    def solver(self, make: Callable[[Task], ChatClient], tries: int) -> Gate:
+        """Episodes of an agent: a task that it never solves teaches nothing, nor does one that it always solves."""
+
+        def once(number: int) -> Trial:
+            found = asyncio.run(episode.run(self.task, make(self.task)))
+            trial = _trial(f"try {number + 1}", found.verdict)
+            self.tell(f"{self.task.name}:   {trial.name}: {found.ending}, {_said(trial)}")
+            return trial
+
+        trials = tuple(self.pool.map(once, range(tries)))
+        solved = sum(trial.reward == 1.0 for trial in trials)
+        wrong = [f"{trial.name}: {_said(trial)}" for trial in trials if trial.reward is None]
+        if not wrong and solved in (0, tries):
+            wrong = [f"solved in {solved} of {tries} tries"]
+        return Gate("solver", "; ".join(wrong), trials)
 
     def _none_rewarded(self, name: str, cases: Mapping[str, Mapping[str, File]]) -> Gate:
         """Grades each, up to the first reward or error: 0 is wanted, or less than 1 for parts of unbinary work."""

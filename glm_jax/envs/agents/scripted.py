@@ -1,0 +1,57 @@
+"""An agent that says what it was given to say: oracles, partial solutions and attackers, without a model."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from glm_jax.envs.agents.chat import DEFAULT, ChatError, Message, Sampling, ToolCall, Turn
+from glm_jax.envs.sandbox.files import File
+from glm_jax.envs.tasks.task import TaskError
+
+
+class Scripted:
+    """Answers with `turns` in order. A turn may come with a pattern that the last message has to match."""
+
+    def __init__(self, turns: Iterable[Turn | tuple[str, Turn]]) -> None:
+        self._turns = iter(turns)
+        self._said = 0
+
+    async def chat(
+        self,
+        messages: Sequence[Message],
+        tools: Sequence[Mapping[str, Any]] = (),
+        sampling: Sampling = DEFAULT,
+        meta: Mapping[str, Any] | None = None,
+    ) -> Turn:
+        try:
+            turn = next(self._turns)
+        except StopIteration:
+            raise ChatError(f"the script has {self._said} turns, and one more was asked for") from None
+        self._said += 1
+        if isinstance(turn, Turn):
+            return turn
+        pattern, turn = turn
+        if not re.search(pattern, last := str(messages[-1].get("content", ""))):
+            raise ChatError(
+                f"turn {self._said} of the script expects {pattern!r}, and the last message is {last[:500]!r}"
+            )
+        return turn
+
+
+def calls(*wanted: tuple[str, Mapping[str, Any]]) -> Turn:
+    """A turn that calls tools by name with arguments."""
+    made = tuple(ToolCall(f"call-{i}", name, json.dumps(arguments)) for i, (name, arguments) in enumerate(wanted))
+    return Turn(tool_calls=made, finish_reason="tool_calls")
+
+
+def by_script(script: Mapping[str, File]) -> Scripted:
+    """The agent that runs a solution (or a partial one, or an attack) through its tools, and submits.
+
+    A solver's box has no /solution, so only scripts that stand alone can be run so. Raises TaskError for others.
+    """
+    if set(script) != {"solve.sh"}:
+        raise TaskError(f"the script consists of {', '.join(sorted(script))}; an agent can run solve.sh alone")
+    return Scripted([calls(("bash", {"command": script["solve.sh"].data.decode()})), calls(("submit", {}))])
