@@ -92,6 +92,28 @@ def test_an_attempt_sees_neither_tests_nor_another_agents_solution(tmp_path):
         assert found.strip() == ""
 
 
+def test_artifacts_beside_the_work_folder_reach_driver_and_candidate(tmp_path):
+    solution = "echo out > /out/x; echo note > /logs/artifacts/note; ln -s /etc/passwd /out/link\n"
+    verify = """
+import sys
+sys.path.insert(0, "/grader")
+import grader
+def verify():
+    seen = grader.output(["/bin/sh", "-c", "cat /out/* /logs/artifacts/*; ls /logs /tests /grader 2>&1; true"])
+    if grader.read("/out/x") + grader.read("/logs/artifacts/note") != b"out\\nnote\\n":
+        raise grader.Failed("the driver does not have them")
+    raise grader.Failed(seen.decode())
+grader.main(verify)
+"""
+    folder = write(tmp_path / "task", verify, solution=solution, artifacts='"/out", "/logs/artifacts"')
+    task = read_task(folder)
+    found, done = scripted(task, task.solution)
+    assert done.ok and found.refused == (("/out/link", "a link"),)
+    said = grade(task, found).said
+    assert said.startswith("not collected: /out/link: a link\nfailed: out\nnote\n")
+    assert "/logs:\nartifacts\n" in said and "'/tests'" in said and "'/grader'" in said  # no such folders
+
+
 def test_a_grading_tells_its_metrics_and_what_it_said(tmp_path):
     task = read_task(write(tmp_path / "stats"))
     found, _ = scripted(task, task.partials["mean-only"])

@@ -158,6 +158,8 @@ def test_tests_that_fetch_their_runner_need_a_container(sample, line: str):
         ('"separate"', '"both"', "environment_mode is 'both'; it is 'separate' or 'shared'"),
         ('memory = "2G"', 'memory = "much"', "environment.memory is 'much'; it looks like '4G'"),
         ('"/work/out.txt"', '"../out.txt"', "artifacts holds '../out.txt'"),
+        ('"/work/out.txt"', '"/logs/verifier/reward.txt"', "which is no agent's to write"),
+        ('"/work/out.txt"', '"/tests"', "which is no agent's to write"),
         ('MODE = "strict"', 'MODE = "${API_KEY}"', "verifier.env.MODE is ${API_KEY}; boxes get no variable"),
         ('command = "cp a b"', "command = 3", "verifier.collect holds"),
         ("[environment.env]", 'workdir = "/usr/x"\n[environment.env]', "'/usr/x', which a box needs itself"),

@@ -88,7 +88,11 @@ class Trials:
         results = list(self.pool.map(once, SEEDS))
         self.solved, self.record = results[0][0].files, results[0][1].record
         trials = tuple(_trial(f"seed {seed}", verdict) for seed, (_, verdict) in zip(SEEDS, results, strict=True))
-        wrong = [f"{trial.name}: {_said(trial)}" for trial in trials if trial.reward != 1.0]
+        wrong = [
+            f"{trial.name}: {_said(trial)} {verdict.said[-300:]}".strip()
+            for trial, (_, verdict) in zip(trials, results, strict=True)
+            if trial.reward != 1.0
+        ]
         return Gate("oracle", f"the oracle is not rewarded: {'; '.join(wrong)}" if wrong else "", trials)
 
     def no_op(self) -> Gate:

@@ -316,6 +316,8 @@ def _pid(info: int) -> int | None:
 
 def _remedy(said: str) -> str:
     """What to do about a known refusal."""
+    if "Unknown option" in said:
+        return "; bubblewrap 0.8 or later is wanted"
     if "namespace" in said or "Operation not permitted" in said or "uid map" in said:
         return (
             "; user namespaces seem to be off: sysctl kernel.unprivileged_userns_clone=1 "

@@ -173,7 +173,7 @@ class _Host:
         self._unix.listen()
         places = [place for place in ("/tmp", "/dev/shm", str(Path.home())) if os.access(place, os.W_OK)]
         self._folders = [tempfile.TemporaryDirectory(dir=place) for place in places]
-        self.hidden = [folder.name for folder in self._folders] + ["/etc/shadow", "/var", "/run", "/sys", "/home"]
+        self.hidden = [folder.name for folder in self._folders] + ["/etc/shadow", "/sys"]
         self._process = subprocess.Popen(["/bin/sh", "-c", "read _ # glm-jax-sentinel"], stdin=subprocess.PIPE)
         self.sentinel = str(self._process.pid)
         return self

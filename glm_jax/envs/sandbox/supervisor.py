@@ -167,6 +167,7 @@ class Supervisor:
 
     def _exec(self, argv: list[str], env: dict[str, str], cwd: str, streams: tuple[int, int, int]) -> None:
         """In the child: becomes the command. Never returns."""
+        what = "the control group"
         try:
             for group in self.settings["groups"]:
                 os.write(group, b"0")  # joins; the supervisor stays outside, where no limit of the box's can end it
@@ -174,7 +175,9 @@ class Supervisor:
                 os.dup2(fd, target)
             os.setsid()
             signal.signal(signal.SIGPIPE, signal.SIG_DFL)
+            what = cwd
             os.chdir(cwd)
+            what = argv[0]
             for program in _candidates(argv[0], env.get("PATH", "")):
                 try:
                     os.execve(program, argv, env)
@@ -182,7 +185,7 @@ class Supervisor:
                     missing = error
             raise missing
         except OSError as error:
-            os.write(2, f"{argv[0]}: {error.strerror}\n".encode(errors="backslashreplace"))
+            os.write(2, f"{what}: {error.strerror}\n".encode(errors="backslashreplace"))
         finally:
             os._exit(127)
 

@@ -22,7 +22,10 @@ class Lease:
     """
 
     def __init__(self) -> None:
-        self._fd = os.open(_FILE, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+        try:
+            self._fd = os.open(_FILE, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+        except OSError as error:
+            raise SandboxUnavailable(f"{_FILE}, where boxes lease user ids, cannot be opened: {error}") from error
         for _ in range(_TRIES):
             number = random.randrange(COUNT)
             try:

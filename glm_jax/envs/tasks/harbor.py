@@ -21,7 +21,22 @@ from glm_jax.envs.tasks.dockerfile import Recipe, follow
 from glm_jax.envs.tasks.task import NeedsContainer, Task, TaskError
 
 SCHEMAS = ("1.0", "1.1", "1.2", "1.3", "1.4")
-_TAKEN = ("/usr", "/bin", "/sbin", "/lib", "/lib64", "/etc", "/proc", "/dev", "/opt", "/tests", "/solution", "/logs")
+_TAKEN = (
+    "/usr",
+    "/bin",
+    "/sbin",
+    "/lib",
+    "/lib64",
+    "/etc",
+    "/proc",
+    "/dev",
+    "/opt",
+    "/tests",
+    "/solution",
+    "/logs",
+    "/grader",
+)
+_HANDED_OVER = ("/logs/artifacts", "/logs/agent")
 # What a test script does when it fetches its runner: it would fail in a box for no fault of the agent's.
 FETCH = re.compile(
     r"^(?!\s*#).*?\b(apt-get|apt|apk|yum|dnf|curl|wget|uvx|git\s+clone|npm\s+(i|install)|"
@@ -205,7 +220,14 @@ def _artifacts(reader: _Reader, workdir: str) -> tuple[str, ...]:
         source = entry.get("source") if isinstance(entry, dict) else entry
         if not isinstance(source, str) or ".." in PurePosixPath(source).parts:
             raise TaskError(f"{reader.path}: artifacts holds {entry!r}; an entry is a path, or a table with a source")
-        found.append(str(PurePosixPath(workdir, source)))
+        path = PurePosixPath(workdir, source)
+        mine = any(path.is_relative_to(log) for log in _HANDED_OVER)
+        if path == PurePosixPath("/") or (not mine and any(path.is_relative_to(taken) for taken in _TAKEN)):
+            raise TaskError(
+                f"{reader.path}: artifacts holds {source!r}, which is no agent's to write; "
+                f"{', '.join(_HANDED_OVER)} and folders of the task's own are"
+            )
+        found.append(str(path))
     return tuple(found)
 
 

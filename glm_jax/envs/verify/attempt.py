@@ -35,9 +35,10 @@ def agent_box(task: Task, script: Mapping[str, File] | None = None) -> Box:
 
 
 def folders(task: Task) -> tuple[str, ...]:
-    """The writable folders of an attempt: the work folder first, then where else the start state has files."""
-    others = {f"/{PurePosixPath(path).parts[1]}" for path in task.start if not path.startswith(task.workdir + "/")}
-    others -= {"/tmp"}
+    """The writable folders of an attempt: the work folder first, then where else the task has files or artifacts."""
+    paths = [path for path in (*task.start, *task.artifacts) if not PurePosixPath(path).is_relative_to(task.workdir)]
+    others = {f"/{PurePosixPath(path).parts[1]}" for path in paths} - {"/tmp"}
+    others -= {"/logs"} if not any(path.startswith("/logs/") for path in task.start) else set()
     if taken := sorted(others & set(_OWN)):
         raise NeedsContainer(
             task.folder / "environment" / "Dockerfile", None, f"files in {taken[0]}, which is read-only"

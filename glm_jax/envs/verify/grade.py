@@ -11,9 +11,9 @@ import math
 import secrets
 import sys
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cache
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 
 from glm_jax.envs.sandbox import bubblewrap, seccomp
 from glm_jax.envs.sandbox.box import Box, Collected, environment
@@ -51,15 +51,18 @@ def grade(
     `record` asks for what the candidate was asked and answered; `limit` shortens the seconds that it gets.
     """
     seed = secrets.randbits(32) if seed is None else seed
-    places = dict.fromkeys((*folders(task), *(root_of(path) for path in found.files)))
+    places = folders(task)
     with Box(task.limits, folders=("/tests", "/logs", "/grader", *places), nesting=True) as box:
         box.put(found.files)
-        box.put(placed(task.tests, "/tests") | _grader(tuple(places), task.limits.processes // 2))
+        logs = {"/".join(path.split("/")[:3]) for path in found.files if path.startswith("/logs/")}
+        box.put(placed(task.tests, "/tests") | _grader((*places, *sorted(logs)), task.limits.processes // 2))
         box.run(["/bin/mkdir", "-p", LOGS], 10.0)
         env = {**task.verifier_env, "GRADER_SEED": str(seed), **({"GRADER_RECORD": "1"} if record else {})}
         if limit is not None:
             env["GRADER_LIMIT"] = str(limit)
-        return _verdict(task, box, env, "/tests", record)
+        verdict = _verdict(task, box, env, "/tests", record)
+    refused = "".join(f"not collected: {path}: {reason}\n" for path, reason in found.refused)
+    return replace(verdict, said=refused + verdict.said)
 
 
 def grade_in_place(task: Task, box: Box) -> Verdict:
@@ -68,10 +71,6 @@ def grade_in_place(task: Task, box: Box) -> Verdict:
     box.run(f"chmod -R 700 /tests /logs; rm -rf /tests/* /tests/.[!.]* {LOGS}; mkdir -p {LOGS}", 30.0)
     box.put(placed(task.tests, "/tests"))
     return _verdict(task, box, dict(task.verifier_env), task.workdir, False)
-
-
-def root_of(path: str) -> str:
-    return f"/{PurePosixPath(path).parts[1]}"
 
 
 def _verdict(task: Task, box: Box, env: Mapping[str, str], cwd: str, record: bool) -> Verdict:
