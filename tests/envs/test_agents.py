@@ -11,7 +11,6 @@ from glm_jax.envs.agents.cassette import Cassette
 from glm_jax.envs.agents.chat import ChatError, Sampling, Turn, Usage
 from glm_jax.envs.agents.scripted import Scripted, by_script, calls
 from glm_jax.envs.sandbox.files import File
-from glm_jax.envs.tasks.task import TaskError
 
 ASK = [{"role": "user", "content": "what is 6 * 7?"}]
 
@@ -32,13 +31,15 @@ def test_a_script_says_its_turns_and_checks_what_it_hears():
         ask(agent)
 
 
-def test_a_solution_is_played_through_the_tools_if_it_stands_alone():
+def test_a_solution_is_played_through_the_tools():
     agent = by_script({"solve.sh": File(b"echo 1 > x\n")})
     (call,) = ask(agent).tool_calls
     assert (call.name, json.loads(call.arguments)) == ("bash", {"command": "echo 1 > x\n"})
     assert ask(agent).tool_calls[0].name == "submit"
-    with pytest.raises(TaskError, match="consists of data.csv, solve.sh"):
-        by_script({"solve.sh": File(b""), "data.csv": File(b"")})
+    made = ask(by_script({"solve.sh": File(b"s"), "oracle.sh": File(b"o")})).tool_calls
+    assert [call.name for call in made] == ["write_file", "write_file", "bash"]
+    assert json.loads(made[1].arguments) == {"path": "/tmp/script/oracle.sh", "content": "o"}
+    assert json.loads(made[2].arguments) == {"command": "bash /tmp/script/solve.sh"}
 
 
 # ------------------------------------------------------------------------------------------------ cassettes

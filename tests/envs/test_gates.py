@@ -114,6 +114,43 @@ grader.main(verify)
     assert "/logs:\nartifacts\n" in said and "'/tests'" in said and "'/grader'" in said  # no such folders
 
 
+SERVICE = """
+import sys
+sys.path.insert(0, "/grader")
+import grader
+def handle(request):
+    return {"doubled": 2 * request, "padding": "x" * 1000}
+def verify():
+    grader.serve([grader.PYTHON, "-I", "-S", "/app/stats.py"], handle, timeout=3.0)
+grader.main(verify)
+"""
+
+
+@pytest.mark.parametrize(
+    ("candidate", "said"),
+    [
+        ("print(1, flush=True); assert '\"doubled\": 2' in input()", ""),
+        ("while True: print(1, flush=True)", "failed: it does not read its answers"),
+        ("import time; time.sleep(1000)", "failed: /"),  # took more than 3 s
+        ("print('x' * (9 << 20), flush=True); input()", "failed: a request of more than"),
+        ("print('{', flush=True); input()", "failed: no JSON"),
+        ("print(1, end='', flush=True)", ""),  # half a request is none
+    ],
+)
+def test_a_service_answers_and_a_candidate_that_abuses_it_fails(tmp_path, candidate: str, said: str):
+    task = read_task(write(tmp_path / "task", SERVICE, solution=f"cat > /app/stats.py <<'PY'\n{candidate}\nPY\n"))
+    verdict = grade(task, scripted(task, task.solution)[0])
+    assert verdict.said.startswith(said) and (verdict.reward == 0.0) == bool(said), verdict
+
+
+def test_a_candidates_box_that_does_not_start_is_an_error_and_no_reward(tmp_path):
+    broken = "grader._settings['prefix'].append('--no-such-option')"
+    verify = SERVICE.replace("def verify", f"{broken}\ndef verify")
+    task = read_task(write(tmp_path / "task", verify))
+    verdict = grade(task, scripted(task, task.solution)[0])
+    assert verdict.reward is None and "a candidate's box did not start" in verdict.error
+
+
 def test_a_grading_tells_its_metrics_and_what_it_said(tmp_path):
     task = read_task(write(tmp_path / "stats"))
     found, _ = scripted(task, task.partials["mean-only"])

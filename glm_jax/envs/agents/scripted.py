@@ -9,7 +9,8 @@ from typing import Any
 
 from glm_jax.envs.agents.chat import DEFAULT, ChatError, Message, Sampling, ToolCall, Turn
 from glm_jax.envs.sandbox.files import File
-from glm_jax.envs.tasks.task import TaskError
+
+_PLACE = "/tmp/script"
 
 
 class Scripted:
@@ -50,8 +51,10 @@ def calls(*wanted: tuple[str, Mapping[str, Any]]) -> Turn:
 def by_script(script: Mapping[str, File]) -> Scripted:
     """The agent that runs a solution (or a partial one, or an attack) through its tools, and submits.
 
-    A solver's box has no /solution, so only scripts that stand alone can be run so. Raises TaskError for others.
+    A solver's box has no /solution: what solve.sh wants of its neighbours it has to find beside itself ("$0").
     """
-    if set(script) != {"solve.sh"}:
-        raise TaskError(f"the script consists of {', '.join(sorted(script))}; an agent can run solve.sh alone")
-    return Scripted([calls(("bash", {"command": script["solve.sh"].data.decode()})), calls(("submit", {}))])
+    text = script["solve.sh"].data.decode()
+    if len(script) == 1:
+        return Scripted([calls(("bash", {"command": text})), calls(("submit", {}))])
+    written = [("write_file", {"path": f"{_PLACE}/{path}", "content": f.data.decode()}) for path, f in script.items()]
+    return Scripted([calls(*written, ("bash", {"command": f"bash {_PLACE}/solve.sh"})), calls(("submit", {}))])

@@ -184,8 +184,9 @@ class Supervisor:
                 except (FileNotFoundError, NotADirectoryError) as error:
                     missing = error
             raise missing
-        except OSError as error:
-            os.write(2, f"{what}: {error.strerror}\n".encode(errors="backslashreplace"))
+        except (OSError, ValueError) as error:  # ValueError: a zero byte, or what is no text
+            said = getattr(error, "strerror", None) or error
+            os.write(2, f"{what}: {said}\n".encode(errors="backslashreplace"))
         finally:
             os._exit(127)
 

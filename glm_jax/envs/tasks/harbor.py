@@ -2,9 +2,10 @@
 
     task.toml  instruction.md  environment/  solution/solve.sh  tests/test.sh
 
-and of our own: `partials/NAME/solve.sh`, `attacks/NAME/solve.sh` and the table `[metadata.glm_jax]`, which Harbor
-leaves alone. In it `base = "host-python"` says that `environment/files/` is the work folder's content and that no
-Dockerfile is needed; `binary = false` that rewards between 0 and 1 are meant.
+and of our own: `partials/NAME/solve.sh` and `attacks/NAME/solve.sh`, beside each of which the solution's files lie, its
+solve.sh by the name of oracle.sh; and the table `[metadata.glm_jax]`, which Harbor leaves alone. In it
+`base = "host-python"` says that `environment/files/` is the work folder's content and that no Dockerfile is needed;
+`binary = false` that rewards between 0 and 1 are meant.
 """
 
 from __future__ import annotations
@@ -77,6 +78,8 @@ def read_task(folder: Path) -> Task:
     if "test.sh" not in tests:
         raise TaskError(f"{folder} has no tests/test.sh, which writes the reward")
     _refuse_fetching(folder)
+    solution = _tree(folder / "solution")
+    beside = {"oracle.sh" if path == "solve.sh" else path: file for path, file in solution.items()}
     instruction = folder / "instruction.md"
     if not instruction.is_file():
         raise TaskError(f"{folder} has no instruction.md, which tells the agent what to do")
@@ -92,9 +95,9 @@ def read_task(folder: Path) -> Task:
         start=recipe.start,
         steps=tuple(recipe.steps),
         tests=tests,
-        solution=_tree(folder / "solution"),
-        partials=_scripts(folder / "partials"),
-        attacks=_scripts(folder / "attacks"),
+        solution=solution,
+        partials=_scripts(folder / "partials", beside),
+        attacks=_scripts(folder / "attacks", beside),
         artifacts=_artifacts(reader, workdir),
         collect=_collect(reader),
         separate=mode == "separate",
@@ -257,11 +260,11 @@ def _warnings(reader: _Reader) -> list[str]:
     return found
 
 
-def _scripts(folder: Path) -> dict[str, dict[str, File]]:
-    """The trees of a folder's subfolders, each with a solve.sh."""
+def _scripts(folder: Path, beside: Mapping[str, File]) -> dict[str, dict[str, File]]:
+    """The trees of a folder's subfolders, each with a solve.sh that may use what lies beside it."""
     found = {}
     for path in sorted(folder.iterdir()) if folder.is_dir() else ():
-        found[path.name] = _tree(path)
+        found[path.name] = {**beside, **_tree(path)}
         if "solve.sh" not in found[path.name]:
             raise TaskError(f"{path} has no solve.sh")
     return found

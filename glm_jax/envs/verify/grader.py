@@ -15,7 +15,7 @@ import math
 import os
 import random
 import resource
-import selectors
+import select
 import subprocess
 import tempfile
 import time
@@ -173,29 +173,34 @@ def serve(
     """
     end, begin, asked, pending = time.monotonic() + min(timeout, _limit), time.monotonic(), 0, b""
     with _candidate(argv, files or {}, subprocess.PIPE) as (process, err):
-        with selectors.DefaultSelector() as selector:
-            selector.register(process.stdout, selectors.EVENT_READ)
-            while True:
-                if not selector.select(max(0.0, end - time.monotonic())):
-                    raise Failed(f"{argv[0]} took more than {timeout:g} s")
-                if not (piece := os.read(process.stdout.fileno(), 1 << 16)):
-                    break
-                pending += piece
-                if len(pending) > _MOST:
-                    raise Failed(f"a request of more than {_MOST} bytes")
-                *lines, pending = pending.split(b"\n")
-                for line in lines:
-                    asked += 1
-                    if asked > requests:
-                        raise Failed(f"more than {requests} requests")
-                    reply = json.dumps(handle(parse(line))).encode() + b"\n"
-                    try:
-                        process.stdin.write(reply)
-                        process.stdin.flush()
-                    except OSError:
-                        break
-        code = _ended(process, end)
-        return Done(code, b"", _written(err), time.monotonic() - begin, False)
+        os.set_blocking(process.stdin.fileno(), False)
+        while select.select([process.stdout], [], [], max(0.0, end - time.monotonic()))[0]:
+            if not (piece := os.read(process.stdout.fileno(), 1 << 16)):
+                return Done(_ended(process, end), b"", _written(err), time.monotonic() - begin, False)
+            pending += piece
+            if len(pending) > _MOST:
+                raise Failed(f"a request of more than {_MOST} bytes")
+            *lines, pending = pending.split(b"\n")
+            for line in lines:
+                asked += 1
+                if asked > requests:
+                    raise Failed(f"more than {requests} requests")
+                _reply(process.stdin.fileno(), json.dumps(handle(parse(line))).encode() + b"\n", end)
+        raise Failed(f"{argv[0]} took more than {timeout:g} s")
+
+
+def _reply(fd: int, data: bytes, end: float) -> None:
+    """Writes an answer; one who does not read it in time has failed, one who has ended needs none."""
+    left = memoryview(data)
+    while left:
+        if not select.select([], [fd], [], max(0.0, end - time.monotonic()))[1]:
+            raise Failed("it does not read its answers")
+        try:
+            left = left[os.write(fd, left) :]
+        except BlockingIOError:
+            continue
+        except OSError:
+            return
 
 
 def same(got: Any, want: Any, tolerance: float = 0.0) -> bool:
@@ -219,9 +224,10 @@ def score(cost: float, start: float, best: float) -> float:
 
 
 def main(verify: Callable[[], Mapping[str, float] | None]) -> None:
-    """Grades: the reward is 1 where `verify` returns (with metrics, if any), 0 where it raises Failed."""
-    if (tried := _run(["/bin/sh", "-c", ":"], {}, b"", 20.0)).code != 0:  # no fault of the candidate's: no reward
-        raise RuntimeError(f"a candidate's box does not start: {tried.err!r}")
+    """Grades: the reward is 1 where `verify` returns (metrics, if any), 0 where it raises Failed.
+
+    A metric `reward` takes the place of the 1. Any other exception is an error of the verifier, and no reward.
+    """
     try:
         reward, metrics = 1.0, dict(verify() or {})
     except Failed as error:
@@ -240,7 +246,7 @@ def main(verify: Callable[[], Mapping[str, float] | None]) -> None:
 def _candidate(argv: Sequence[str], files: Mapping[str, bytes], out: Any) -> Iterator[tuple[subprocess.Popen, Any]]:
     """A candidate's process in its box, killed at the end with all in it, and the file of what it says on stderr."""
     here = os.path.dirname(os.path.abspath(__file__))
-    with tempfile.TemporaryDirectory() as folder, tempfile.TemporaryFile() as err:
+    with tempfile.TemporaryDirectory() as folder, tempfile.TemporaryFile() as err, tempfile.TemporaryFile() as status:
         os.chmod(folder, 0o755)
         for name, data in files.items():
             path = os.path.join(folder, name)
@@ -249,7 +255,8 @@ def _candidate(argv: Sequence[str], files: Mapping[str, bytes], out: Any) -> Ite
                 file.write(data)
         with open(os.path.join(here, "filter.bpf"), "rb") as code:
             command = [*_settings["prefix"], "--ro-bind", folder, "/data", *_settings["sealed"]]
-            command += ["--seccomp", str(code.fileno()), "--chdir", _settings["workdir"]]
+            command += ["--seccomp", str(code.fileno()), "--json-status-fd", str(status.fileno())]
+            command += ["--chdir", _settings["workdir"]]
             for name, value in _settings["env"].items():
                 command += ["--setenv", name, value]
             process = subprocess.Popen(
@@ -257,18 +264,22 @@ def _candidate(argv: Sequence[str], files: Mapping[str, bytes], out: Any) -> Ite
                 stdin=subprocess.PIPE,
                 stdout=out,
                 stderr=err,
-                pass_fds=(code.fileno(),),
+                pass_fds=(code.fileno(), status.fileno()),
                 preexec_fn=_bounded,  # or a candidate could use up the processes that the driver may start
             )
         try:
             yield process, err
         finally:
+            ended = process.poll() is not None
             process.kill()
             process.wait()
             for stream in (process.stdin, process.stdout):
                 with contextlib.suppress(OSError):  # what was still to be written to a process that has ended
                     if stream:
                         stream.close()
+        status.seek(0)
+        if ended and b"exit-code" not in status.read():  # no fault of the candidate's: no reward, not even 0
+            raise RuntimeError(f"a candidate's box did not start: {_written(err)!r}")
 
 
 def _bounded() -> None:

@@ -13,6 +13,9 @@ class Service:
     def __init__(self, key, prompts, count):
         self.key, self.prompts, self.count = key, prompts, count
         self.states = [()]
+        distinct = {tuple(prompt) for prompt in prompts}
+        beginnings = {prompt[:i] for prompt in distinct for i in range(1, len(prompt) + 1)}
+        self.most_fed, self.most_calls = len(beginnings) + (count - 1) * len(distinct), max(map(len, prompts)) + count
         self.fed = self.calls = 0
         self.texts = None
 
@@ -29,6 +32,8 @@ class Service:
             if not isinstance(parts, list):
                 raise grader.Failed("a step has parts")
             self.calls += 1
+            if self.calls > self.most_calls:
+                raise grader.Failed(f"more than {self.most_calls} calls")
             return {"parts": [self.step(part) for part in parts]}
         if request.get("ask") == "done" and self.texts is None:
             self.texts = request.get("texts")
@@ -45,6 +50,8 @@ class Service:
             raise grader.Failed("tokens are integers")
         text = self.states[state or 0] + tuple(tokens)
         self.fed += len(tokens)
+        if self.fed > self.most_fed:
+            raise grader.Failed(f"more than {self.most_fed} tokens fed")
         self.states.append(text)
         return [len(self.states) - 1, self.following(text)]
 
@@ -73,12 +80,7 @@ def verify():
         grader.serve([grader.PYTHON, "-I", "-S", "/app/decode.py"], service.handle, timeout=10.0)
         if not grader.same(service.texts, [service.wanted(prompt) for prompt in prompts]):
             raise grader.Failed("the continuations are not the model's")
-        distinct = {tuple(prompt) for prompt in prompts}
-        beginnings = {prompt[:i] for prompt in distinct for i in range(1, len(prompt) + 1)}
-        tokens, calls = len(beginnings) + (count - 1) * len(distinct), max(map(len, prompts)) + count
-        if service.fed > tokens or service.calls > calls:
-            raise grader.Failed(f"{service.fed} tokens of {tokens} fed in {service.calls} calls of {calls}")
-        spent.append(service.fed / tokens)
+        spent.append(service.fed / service.most_fed)
     return {"tokens_over_bound": max(spent)}
 
 
