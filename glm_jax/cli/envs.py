@@ -67,6 +67,8 @@ def run_agent(argv: Sequence[str]) -> int:
     from glm_jax.envs.tasks.harbor import read_task
 
     task = read_task(Path(command.positional[0]).expanduser())
+    for warning in task.warnings:
+        print(f"{task.name}: {warning}", file=sys.stderr)
     limits = episode.EpisodeLimits(turns=command.flags.turns, seconds=command.flags.seconds)
     agent = _agent(command, task)()
     probe.require()

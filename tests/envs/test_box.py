@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 import signal
+import struct
 import subprocess
 import sys
 import tempfile
@@ -16,9 +17,9 @@ from pathlib import Path
 import psutil
 import pytest
 
-from glm_jax.envs.sandbox import cgroup, probe
+from glm_jax.envs.sandbox import bubblewrap, cgroup, probe, seccomp
 from glm_jax.envs.sandbox.box import Box
-from glm_jax.envs.sandbox.errors import BoxDied, BoxError
+from glm_jax.envs.sandbox.errors import BoxDied, BoxError, SandboxUnavailable
 from glm_jax.envs.sandbox.files import File
 from glm_jax.envs.sandbox.limits import Limits
 from tests.envs.weak import write
@@ -58,6 +59,47 @@ def test_every_property_of_the_probe_holds():
     report = probe.require()
     assert len(report.properties) == 13 and all(p.holds for p in report.properties)
     assert report.root == (os.geteuid() == 0)
+
+
+def network_left(monkeypatch):
+    real = bubblewrap.namespaces
+    monkeypatch.setattr(bubblewrap, "namespaces", lambda *how: [word for word in real(*how) if word != "--unshare-net"])
+
+
+def calls_unfiltered(monkeypatch):
+    allow_all = struct.pack("=HBBI", 0x06, 0, 0, 0x7FFF0000)
+    monkeypatch.setattr(seccomp, "program", lambda nesting, watched: allow_all)
+
+
+def host_folder_shown(monkeypatch):
+    real = bubblewrap.python
+    monkeypatch.setattr(bubblewrap, "python", lambda: ["--bind", "/dev/shm", "/dev/shm", *real()])
+
+
+def disk_uncapped(monkeypatch):
+    real = bubblewrap.writable
+    monkeypatch.setattr(bubblewrap, "writable", lambda folders, disk_mb: real(folders, 1000))
+
+
+def memory_uncapped(monkeypatch):
+    monkeypatch.setattr(probe, "_LIMITS", Limits(memory_mb=4096, disk_mb=8, processes=24))
+
+
+@pytest.mark.parametrize(
+    ("broken", "property"),
+    [
+        (network_left, "network cut"),
+        (calls_unfiltered, "system calls filtered"),
+        (host_folder_shown, "host files hidden"),
+        (disk_uncapped, "disk capped"),
+        (memory_uncapped, "memory capped"),
+    ],
+)
+def test_the_probe_finds_the_property_that_fails_and_refuses_the_machine(monkeypatch, broken, property: str):
+    broken(monkeypatch)
+    probe.require.cache_clear()
+    with pytest.raises(SandboxUnavailable, match=f"do not isolate here: .*{property}: "):
+        probe.require()
 
 
 def test_an_ordinary_user_has_boxes_with_the_same_properties_and_grades_in_them():

@@ -87,6 +87,7 @@ def test_the_oldest_form_is_read_too(sample):
     task = read_task(sample)
     assert task.name == "sample" and task.limits.memory_mb == 512
     assert not task.separate and task.artifacts == ("/work",)  # Harbor's defaults
+    assert task.warnings == ("its verifier shares the agent's box: a reward of it trains nothing",)
 
 
 def test_what_has_no_effect_is_a_warning(sample):

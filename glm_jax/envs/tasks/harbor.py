@@ -247,6 +247,8 @@ def _collect(reader: _Reader) -> tuple[str, ...]:
 
 def _warnings(reader: _Reader) -> list[str]:
     found = []
+    if reader.get("verifier.environment_mode", str, "shared") == "shared":
+        found.append("its verifier shares the agent's box: a reward of it trains nothing")
     if reader.get("environment.allow_internet", bool, False) or reader.get(
         "environment.network_mode", str, "no-network"
     ) not in ("no-network", "none"):
