@@ -1,6 +1,6 @@
 # Each target does its own set-up: Python >= 3.11 and make are all a machine needs.
 #   make demo       trains the small model of experiments/configs/demo.py and leaves its curve in runs/demo
-#   make test       the fast tests            make test-all   the heavier rooms, marker by marker
+#   make test       the fast tests            make test-all   the heavier rooms, marker by marker (envs wants bubblewrap)
 #   make lint       ruff                      make lock       resolves requirements.lock anew
 PYTHON ?= $(shell for p in python3 python3.13 python3.12 python3.11 python; do \
 	$$p -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && echo $$p && break; done)

@@ -139,7 +139,7 @@ def test_the_battery_covers_the_known_kinds_of_hack(tmp_path):
 def test_a_record_survives_its_file_and_opens_the_door_only_while_it_is_true(tmp_path):
     folder = write(tmp_path / "task")
     bundle = read_task(folder).bundle
-    good = Record(bundle, (Gate("lint", ""), Gate("oracle", "", (Trial("seed 1", 1.0),))))
+    good = Record(bundle, (Gate("lint", ""), Gate("oracle", "", (Trial("seed 1", 1.0), Trial("x", None, "skipped")))))
     record.write(folder, good)
     assert record.read(folder) == good and admitted(folder).name == "task"
     for bad, message in (

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 
 from glm_jax.envs.tasks.harbor import read_task
@@ -56,8 +56,17 @@ class Record:
 
 
 def write(folder: Path, record: Record) -> None:
-    text = json.dumps({"passed": record.passed, **asdict(record)}, indent=1)
-    (folder / GATES_FILE).write_text(text + "\n")
+    """Writes gates.json: of each trial its reward, or the note where there is none."""
+    gates = [
+        {
+            "name": gate.name,
+            "why": gate.why,
+            "trials": {t.name: t.note if t.reward is None else t.reward for t in gate.trials},
+        }
+        for gate in record.gates
+    ]
+    data = {"passed": record.passed, "bundle": record.bundle, "pipeline": record.pipeline, "gates": gates}
+    (folder / GATES_FILE).write_text(json.dumps(data, indent=1) + "\n")
 
 
 def read(folder: Path) -> Record:
@@ -66,13 +75,18 @@ def read(folder: Path) -> Record:
     try:
         data = json.loads(path.read_text())
         gates = tuple(
-            Gate(gate["name"], gate["why"], tuple(Trial(**trial) for trial in gate["trials"])) for gate in data["gates"]
+            Gate(gate["name"], gate["why"], tuple(_trial(*trial) for trial in gate["trials"].items()))
+            for gate in data["gates"]
         )
         return Record(data["bundle"], gates, data["pipeline"])
     except FileNotFoundError as error:
         raise UngatedTask(f"{folder} has not been through the gates: glm-jax envs check {folder}") from error
-    except (ValueError, KeyError, TypeError) as error:
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise UngatedTask(f"{path} is no record of gates ({error!r}): glm-jax envs check {folder}") from error
+
+
+def _trial(name: str, found: float | str) -> Trial:
+    return Trial(name, None, found) if isinstance(found, str) else Trial(name, found)
 
 
 def admitted(folder: Path) -> Task:
