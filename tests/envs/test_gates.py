@@ -13,7 +13,7 @@ from glm_jax.envs.sandbox.box import Collected
 from glm_jax.envs.tasks.harbor import read_task
 from glm_jax.envs.verify.attempt import agent_box, scripted
 from glm_jax.envs.verify.grade import grade, grade_in_place
-from tests.envs.weak import TEETH, WEAK, write
+from tests.envs.weak import COPIED, TEETH, WEAK, write
 
 pytestmark = pytest.mark.envs
 SHIPPED = Path(__file__).resolve().parents[2] / "experiments" / "tasks"
@@ -38,7 +38,7 @@ def test_a_weak_verifier_is_refused_by_name_of_the_gate(tmp_path, name: str):
 
 @pytest.mark.parametrize(("name", "attack"), TEETH)
 def test_an_attack_of_the_battery_succeeds_where_it_should(tmp_path, name: str, attack: str):
-    task = read_task(write(tmp_path / "stats", **WEAK[name][0]))
+    task = read_task(write(tmp_path / "stats", **(COPIED[name] if name in COPIED else WEAK[name][0])))
     start, solved = (scripted(task, tree)[0].files for tree in (attacks.agent("true"), task.solution))
     scripts = attacks.scripts(task) | dict(task.attacks)
     if attack in scripts:

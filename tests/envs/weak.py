@@ -128,17 +128,22 @@ SAME_PROCESS = (
 sys.path.insert(0, "/app")
 def same(a, b):
     return a == b
-def verify():
+def check():
     import stats
     rng = grader.rng()
     for _ in range(20):
         xs = [rng.randint(-99, 99) for _ in range(rng.randint(1, 9))]
         want = statistics.mean(xs)
         if not same(stats.mean(xs), want):
-            raise grader.Failed("mean")
+            raise ValueError("mean")
         want = statistics.median(xs)
         if not same(stats.median(xs), want):
-            raise grader.Failed("median")
+            raise ValueError("median")
+def verify():
+    try:
+        check()
+    except Exception as error:
+        raise grader.Failed(repr(error))
 grader.main(verify)
 """
 )
@@ -232,15 +237,14 @@ WEAK: dict[str, tuple[dict, str, str]] = {
         "attacks",
         "modules-planted: reward 1",
     ),
-    "tests copied to the agent's files": (
-        {"test_sh": PYTEST.replace("cd /tests", "cp /tests/test_stats.py /app/; cd /app"), "artifacts": '"/app"'},
-        "attacks",
-        "modules-planted: reward 1",
-    ),
     "the candidate beside the driver": ({"verify": OUTSIDE}, "attacks", "python: done-later: reward 1"),
     "the same inputs each time": ({"verify": FIXED}, "attacks", "recorded-answers: reward 1"),
     "believes what is printed": ({"verify": SPOOFABLE}, "attacks", "python: always-equal: reward 1"),
-    "scores in the candidate's process": ({"verify": SAME_PROCESS}, "attacks", "python: always-equal: reward 1"),
+    "scores in the candidate's process": (
+        {"verify": SAME_PROCESS},
+        "attacks",
+        "python: abort: error: the verifier crashed",
+    ),
     "unpickles": ({"verify": UNPICKLES}, "attacks", "data: a pickle: reward 1"),
     "the candidate's own clock": (
         {"verify": OWN_CLOCK, "more": {"attacks/patched-clock/solve.sh": SLOW_WITH_A_PATCHED_CLOCK}},
@@ -272,6 +276,14 @@ WEAK: dict[str, tuple[dict, str, str]] = {
         "incomplete",
         "1 partial solutions differ from the oracle; 2 are wanted",
     ),
+}
+
+# How the tests of some public benchmarks run; its gates take long, so it is attacked directly alone.
+COPIED = {
+    "tests copied to the agent's files": {
+        "test_sh": PYTEST.replace("cd /tests", "cp /tests/test_stats.py /app/; cd /app"),
+        "artifacts": '"/app"',
+    }
 }
 
 # Attacks that succeed against a weak verifier: what the battery holds has teeth.
