@@ -59,7 +59,7 @@ def test_what_was_recorded_is_played_back_in_its_order(tmp_path):
 
 def test_what_differs_from_run_to_run_does_not_matter_and_all_else_does(tmp_path):
     tape = tmp_path / "tape.jsonl"
-    text = "uid={} ran in {} at {} for {}"
+    text = "uid={} ran in {}\n{}\nfor {}"
     first = [{"role": "user", "content": text.format(60123, "/tmp/abc", "2026-01-02T03:04:05Z", "call-1")}]
     again = [{"role": "user", "content": text.format(64001, "/tmp/xyz_1", "2027-11-12 13:14", "call_zz")}]
     ask(Cassette(tape, "m", "record", Scripted([Turn("a")])), first)

@@ -93,10 +93,20 @@ class Cassette:
 def _question(model: str, messages: Sequence[Message], tools: Sequence[Mapping], sampling: Sampling) -> str:
     """What was asked, as canonical JSON in which runs look alike."""
     question = {"model": model, "messages": messages, "tools": tools, "sampling": dataclasses.asdict(sampling)}
-    text = json.dumps(question, sort_keys=True, default=list)
-    for pattern, same in _ALIKE:
-        text = pattern.sub(same, text)
-    return text
+    return json.dumps(_alike(question), sort_keys=True)
+
+
+def _alike(value: Any) -> Any:
+    """The value with its texts written alike; not its JSON, in which a line break is a letter before what follows."""
+    if isinstance(value, str):
+        for pattern, same in _ALIKE:
+            value = pattern.sub(same, value)
+        return value
+    if isinstance(value, Mapping):
+        return {key: _alike(below) for key, below in value.items()}
+    if isinstance(value, list | tuple):
+        return [_alike(below) for below in value]
+    return value
 
 
 def _pretty(question: Any) -> str:

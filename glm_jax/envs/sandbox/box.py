@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import ast
 import fcntl
+import importlib.util
 import json
+import marshal
 import os
 import select
 import socket
@@ -179,7 +181,8 @@ class Box:
         users = _memory_file(f"root:x:0:0::/nonexistent:/bin/false\nbox:x:{uid}:{uid}::/tmp:/bin/bash\n".encode())
         groups = _memory_file(f"root:x:0:\nbox:x:{uid}:\n".encode())
         doors = self._leaf.doors() if self._leaf else []
-        fds = (theirs.fileno(), info_write, filter_fd, users, groups, *doors)
+        program = _memory_file(_compiled())
+        fds = (theirs.fileno(), info_write, filter_fd, users, groups, program, *doors)
         settings = {
             "uid": uid if root else None,
             "fresh_proc": nesting,
@@ -197,7 +200,7 @@ class Box:
             *("--perms", "0644", "--file", str(users), "/etc/passwd"),
             *("--perms", "0644", "--file", str(groups), "/etc/group"),
             *("--perms", "0755", "--dir", "/opt", "--perms", "0755", "--dir", "/opt/glm_jax"),
-            *("--ro-bind", str(_SUPERVISOR), bubblewrap.SUPERVISOR),
+            *("--perms", "0644", "--file", str(program), bubblewrap.SUPERVISOR),
             *bubblewrap.sealed(),
             *("--", os.path.realpath(sys.executable), "-I", "-S", bubblewrap.SUPERVISOR),
             *(str(theirs.fileno()), repr(settings)),
@@ -288,6 +291,13 @@ def environment() -> dict[str, str]:
         "JAX_PLATFORMS": "cpu",
         "PYTHONDONTWRITEBYTECODE": "1",
     }
+
+
+@cache
+def _compiled() -> bytes:
+    """The supervisor as a .pyc, which starts several milliseconds sooner than its text."""
+    code = compile(_SUPERVISOR.read_text(), bubblewrap.SUPERVISOR, "exec")
+    return importlib.util.MAGIC_NUMBER + bytes(12) + marshal.dumps(code)  # as of flags, time and size: none
 
 
 @cache

@@ -9,7 +9,7 @@ from pathlib import Path, PurePosixPath
 
 from glm_jax.envs.sandbox.errors import SandboxUnavailable
 
-SUPERVISOR = "/opt/glm_jax/supervisor.py"
+SUPERVISOR = "/opt/glm_jax/supervisor.pyc"
 _OF_ETC = (
     "ld.so.cache",
     "ld.so.conf",
