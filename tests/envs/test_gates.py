@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 
 import pytest
@@ -9,6 +10,7 @@ import pytest
 from glm_jax.cli.main import main
 from glm_jax.envs.gates import attacks, pipeline
 from glm_jax.envs.gates.record import UngatedTask, admitted
+from glm_jax.envs.gates.replay import replay
 from glm_jax.envs.sandbox.box import Collected
 from glm_jax.envs.tasks.harbor import read_task
 from glm_jax.envs.verify.attempt import agent_box, scripted
@@ -46,6 +48,19 @@ def test_an_attack_of_the_battery_succeeds_where_it_should(tmp_path, name: str, 
     else:
         files = attacks.forgeries(start, solved)[attack]
     assert grade(task, Collected(files, ())).reward == 1.0
+
+
+@pytest.mark.parametrize("name", ["top-clients", "orders-report", "retrace-storm"])
+def test_recorded_answers_pass_where_inputs_are_not_drawn_anew(tmp_path, name: str):
+    """Scripts and programs, with files and input: a shipped task passes until its seed is fixed."""
+    folder = shutil.copytree(SHIPPED / name, tmp_path / name)
+    verify = folder / "tests" / "verify.py"
+    verify.write_text(verify.read_text().replace("grader.rng()", "__import__('random').Random(3)"))
+    task = read_task(folder)
+    start, solved = (scripted(task, tree)[0] for tree in (attacks.agent("true"), task.solution))
+    answers = replay(start.files, solved.files, grade(task, solved, record=True).record)
+    assert grade(task, Collected(answers, ())).reward == 1.0
+    assert grade(read_task(SHIPPED / name), Collected(answers, ())).reward == 0.0
 
 
 def test_the_good_verifier_of_the_same_task_passes_and_any_change_voids_it(tmp_path, capsys):

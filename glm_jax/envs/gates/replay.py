@@ -55,6 +55,6 @@ def replay(
             forged[path] = File(code.encode(), file.mode)
         elif path.endswith(".sh"):
             text = base64.b64encode(code.encode()).decode()
-            command = f'exec python3 -c \'import base64; exec(base64.b64decode("{text}"))\' "$@"\n'
-            forged[path] = File(command.encode(), file.mode)
+            script = f"f=$(mktemp)\nbase64 -d > $f <<'END'\n{text}\nEND\nexec python3 $f \"$@\"\n"
+            forged[path] = File(script.encode(), file.mode)
     return forged if forged != dict(oracle) else None

@@ -24,8 +24,7 @@ def agent_box(task: Task, script: Mapping[str, File] | None = None) -> Box:
             done = box.run(step.command, task.agent_timeout, env=step.env, cwd=step.cwd)
             if not done.ok:
                 raise TaskError(f"{task.folder}: RUN {step.command} failed with code {done.code}: {done.err}")
-        for name in ("agent", "artifacts"):
-            box.run(["/bin/mkdir", "-p", f"/logs/{name}"], task.agent_timeout)
+        box.run(["/bin/mkdir", "-p", "/logs/agent", "/logs/artifacts"], task.agent_timeout)
         if script is not None:
             box.put(placed(script, SCRIPTS))
     except BaseException:
