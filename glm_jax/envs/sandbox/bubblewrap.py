@@ -66,7 +66,7 @@ def system() -> list[str]:
 
 
 def python() -> list[str]:
-    """This interpreter and its packages, where they are on the host."""
+    """This interpreter and the packages below its own prefix, where they are on the host; other paths are not there."""
     mounts: list[str] = []
     for place in dict.fromkeys((sys.base_prefix, os.path.realpath(sys.base_prefix), sys.prefix)):
         if PurePosixPath(place).is_relative_to("/usr"):
