@@ -243,9 +243,13 @@ def test_a_command_has_no_open_file_but_its_streams(box):
     assert text(box, "ls /proc/self/fd").split() == ["0", "1", "2", "3"]  # 3: ls's own
 
 
-def test_orphans_that_end_are_reaped(box):
-    text(box, "for i in $(seq 30); do (sleep 0.01 &) ; done; sleep 0.2")
-    assert text(box, "sleep 0.6; grep -l '^State:.Z' /proc/[0-9]*/status | wc -l").strip() == "0"
+def test_orphans_that_end_are_reaped_while_the_command_goes_on_and_after_it(box):
+    zombies = "grep -l '^State:.Z' /proc/[0-9]*/status | wc -l"
+    orphans = "for i in $(seq 30); do (sleep 0.01 &) ; done; sleep 1.5"
+    assert text(box, f"{orphans}; {zombies}").strip() == "0"
+    text(box, "(sleep 0.3 &)")
+    time.sleep(1.5)
+    assert text(box, zombies).strip() == "0"
 
 
 def test_two_boxes_share_neither_user_nor_files_nor_processes(box):
