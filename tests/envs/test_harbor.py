@@ -14,7 +14,7 @@ from glm_jax.envs.tasks.task import NeedsContainer, TaskError, bundle_hash
 SHIPPED = Path(__file__).resolve().parents[2] / "experiments" / "tasks"
 TOML = """
 schema_version = "1.4"
-artifacts = ["/work/out.txt", {source = "logs", destination = "x"}]
+artifacts = ["/job/out.txt", {source = "logs", destination = "x"}]
 [task]
 name = "org/sample"
 [metadata]
@@ -38,8 +38,8 @@ DOCKERFILE = """\
 # a comment
 FROM python:3.11-slim
 ENV A=1 B="two words"
-WORKDIR /work
-COPY data/ /work/data/
+WORKDIR /job
+COPY data/ /job/data/
 COPY one.txt two.txt ./
 COPY one.txt /srv/$A.txt
 RUN mkdir -p out && \\
@@ -65,20 +65,20 @@ def sample(tmp_path) -> Path:
 
 def test_a_harbor_task_is_read_natively(sample):
     task = read_task(sample)
-    assert (task.name, task.instruction, task.workdir) == ("org/sample", "Do it.\n", "/work")
+    assert (task.name, task.instruction, task.workdir) == ("org/sample", "Do it.\n", "/job")
     assert task.separate and task.binary and task.warnings == ()
     assert (task.agent_timeout, task.verifier_timeout) == (12.0, 34.5)
-    assert task.artifacts == ("/work/out.txt", "/work/logs") and task.collect == ("cp a b",)
+    assert task.artifacts == ("/job/out.txt", "/job/logs") and task.collect == ("cp a b",)
     assert task.env == {"A": "1", "B": "two words", "COLOUR": "red"} and task.verifier_env == {"MODE": "strict"}
     assert (task.limits.memory_mb, task.limits.disk_mb) == (2048, 64)
     assert task.start == {
-        "/work/data/deep/x": File(b"x"),
-        "/work/one.txt": File(b"1"),
-        "/work/two.txt": File(b"2"),
+        "/job/data/deep/x": File(b"x"),
+        "/job/one.txt": File(b"1"),
+        "/job/two.txt": File(b"2"),
         "/srv/1.txt": File(b"1"),
     }
     (step,) = task.steps
-    assert (step.command, step.cwd) == ("mkdir -p out && echo ready > out/state", "/work")
+    assert (step.command, step.cwd) == ("mkdir -p out && echo ready > out/state", "/job")
 
 
 def test_the_oldest_form_is_read_too(sample):
@@ -86,7 +86,7 @@ def test_the_oldest_form_is_read_too(sample):
     (sample / "task.toml").write_text(old)
     task = read_task(sample)
     assert task.name == "sample" and task.limits.memory_mb == 512
-    assert not task.separate and task.artifacts == ("/work",)  # Harbor's defaults
+    assert not task.separate and task.artifacts == ("/job",)  # Harbor's defaults
     assert task.warnings == ("its verifier shares the agent's box: a reward of it trains nothing",)
 
 
@@ -158,9 +158,9 @@ def test_tests_that_fetch_their_runner_need_a_container(sample, line: str):
         ("timeout_sec = 12", 'timeout_sec = "12"', "agent.timeout_sec is '12'; it has to be a number"),
         ('"separate"', '"both"', "environment_mode is 'both'; it is 'separate' or 'shared'"),
         ('memory = "2G"', 'memory = "much"', "environment.memory is 'much'; it looks like '4G'"),
-        ('"/work/out.txt"', '"../out.txt"', "artifacts holds '../out.txt'"),
-        ('"/work/out.txt"', '"/logs/verifier/reward.txt"', "which is no agent's to write"),
-        ('"/work/out.txt"', '"/tests"', "which is no agent's to write"),
+        ('"/job/out.txt"', '"../out.txt"', "artifacts holds '../out.txt'"),
+        ('"/job/out.txt"', '"/logs/verifier/reward.txt"', "which is no agent's to write"),
+        ('"/job/out.txt"', '"/tests"', "which is no agent's to write"),
         ('MODE = "strict"', 'MODE = "${API_KEY}"', "verifier.env.MODE is ${API_KEY}; boxes get no variable"),
         ('command = "cp a b"', "command = 3", "verifier.collect holds"),
         ("[environment.env]", 'workdir = "/usr/x"\n[environment.env]', "'/usr/x', which a box needs itself"),
