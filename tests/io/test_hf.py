@@ -219,13 +219,14 @@ def test_what_is_kept_in_fp8_runs_as_what_is_widened_and_is_saved_to_the_same_by
     size = lambda params: sum(leaf.nbytes for leaf in jax.tree.leaves(params))
     assert size(kept) < 0.4 * size(wide)
     tokens = random_tokens(config, 2, 12)
-    want, got = (glm_jax.forward(params, config, tokens, draft=True) for params in (wide, kept))
+    run = jax.jit(lambda params, tokens: glm_jax.forward(params, config, tokens, draft=True))
+    want, got = run(wide, tokens), run(kept, tokens)
     np.testing.assert_allclose(got.logits, want.logits, atol=1e-5)
     np.testing.assert_allclose(got.draft.logits, want.draft.logits, atol=1e-5)
     prompts = tokens.tolist()
     assert glm_jax.generate(kept, config, prompts, 4) == glm_jax.generate(wide, config, prompts, 4)
     with tracing_for("gpu"):
-        shorter = glm_jax.forward(kept, config, tokens[:, :11]).logits
+        shorter = jax.jit(lambda params, tokens: glm_jax.forward(params, config, tokens).logits)(kept, tokens[:, :11])
     np.testing.assert_allclose(shorter, want.logits[:, :11], atol=1e-4)
 
     glm_jax.save(tmp_path / "again", config, kept)

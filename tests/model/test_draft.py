@@ -17,6 +17,8 @@ from glm_jax.model import cache as caches
 from glm_jax.model import draft, transformer
 from tests.model.tiny import random_params, random_tokens, tiny_config
 
+pytestmark = pytest.mark.usefixtures("hasty_compiles")
+
 GOLDEN = Path(__file__).parents[1] / "golden/mtp"
 TOLERANCE = dict(atol=2e-4, rtol=1e-4)
 PROMPT = 24
@@ -137,4 +139,6 @@ def test_slots_without_new_rows_keep_their_cache():
 def test_a_model_without_a_draft_layer_says_so():
     config = tiny_config()
     with pytest.raises(ValueError, match="no draft"):
-        glm_jax.forward(random_params(config), config, random_tokens(config, 1, 4), draft=True)
+        jax.eval_shape(
+            lambda p, t: glm_jax.forward(p, config, t, draft=True), random_params(config), random_tokens(config, 1, 4)
+        )
