@@ -15,3 +15,9 @@ class StallError(RunError):
 
 class DivergedError(RunError):
     """A loss or a gradient norm is not finite."""
+
+
+class PreemptedError(RunError):
+    """The machine is about to be taken away. The same command goes on where this run stopped."""
+
+    exit_code = 75  # EX_TEMPFAIL of sysexits.h, which launchers start again

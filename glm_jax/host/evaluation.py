@@ -51,6 +51,14 @@ class Evaluation:
                 self.shown.append(as_sample(rollout, self.sampling))
         self.sampling.ledger.settle([rollout.id for rollout in mine], UNUSED)
 
+    def give_up(self) -> None:
+        """Ends every rollout that has no fate yet."""
+        left = sorted(self.open & self.sampling.ledger.live.keys())
+        for id in left:
+            if self.sampling.ledger.live[id].ending is None:
+                self.sampling.cut(id)
+        self.sampling.ledger.settle(left, UNUSED)
+
     def metrics(self) -> dict[str, float]:
         """Means over the answers with a valid reward; `eval/invalid` counts the others."""
         values = {"eval/count": float(self.total), "eval/invalid": float(self.total - len(self.results))}

@@ -6,15 +6,15 @@ import logging
 import math
 import time
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
-from typing import Any, Protocol
+from typing import Any, NoReturn, Protocol
 
 from glm_jax.data.tasks import TaskSet
 from glm_jax.host.baselines import Baseline
 from glm_jax.host.batches import pack, rollout_document
 from glm_jax.host.device import Learning, Outcome
-from glm_jax.host.errors import DivergedError, LedgerError, RunError, StallError
+from glm_jax.host.errors import DivergedError, LedgerError, PreemptedError, RunError, StallError
 from glm_jax.host.evaluation import SHOWN, Evaluation, as_sample
 from glm_jax.host.figures import Meter, batch_figures, learning_figures, ledger_figures
 from glm_jax.host.material import Examples, Prompts
@@ -68,7 +68,10 @@ class Saver(Protocol):
 
 
 class Loop:
-    """A run between two kills. `host` is the host item of the checkpoint it goes on from, or None."""
+    """A run between two kills. `host` is the host item of the checkpoint it goes on from, or None.
+
+    `stop()` is asked between two rounds whether the machine is about to be taken away.
+    """
 
     def __init__(
         self,
@@ -82,7 +85,9 @@ class Loop:
         reporter: Reporter,
         identity: dict,
         host: dict | None = None,
+        stop: Callable[[], bool] = lambda: False,
     ):
+        self.stop = stop
         self.plan, self.tasks, self.sampling, self.saver, self.reporter = plan, tasks, sampling, saver, reporter
         self.ledger, self.device, self.scorer = sampling.ledger, sampling.device, sampling.scorer
         self.prompts, self.examples, self.baseline, self.identity = prompts, examples, baseline, identity
@@ -104,6 +109,8 @@ class Loop:
         """Goes on until the last step is made, evaluated and saved."""
         try:
             while True:
+                if self.stop():
+                    self._stop()
                 self._evaluate_if_due()
                 if self.evaluation is None:
                     self._save_if_due()
@@ -324,16 +331,35 @@ class Loop:
         every = self.plan.checkpoint_every
         if self.saved == self.step or not (last or (every and self.step % every == 0)):
             return
+        self._save(finished=last)
+        if self.plan.deterministic and not last:
+            self.device.reset_sampler()
+            self.sampling.resume()
+
+    def _save(self, finished: bool) -> None:
         while self.device.pending:
             self._take(self.device.collect())
         self.ledger.audit()
         self.reporter.flush()
         policy, critic = self.device.state.policy, self.device.state.critic
-        self.saver.save(self.step, policy, critic, self._host(last))
+        self.saver.save(self.step, policy, critic, self._host(finished))
         self.saved = self.step
-        if self.plan.deterministic and not last:
-            self.device.reset_sampler()
-            self.sampling.resume()
+
+    def _stop(self) -> NoReturn:
+        """Leaves a checkpoint and raises PreemptedError.
+
+        An evaluation under way is given up, and made again by the resumed run. In deterministic mode nothing is saved:
+        a checkpoint at any other step than the unbroken run's would change the bits.
+        """
+        if not self.plan.deterministic and self.saved != self.step:
+            if self.evaluation is not None:
+                self.evaluation.give_up()
+                self.evaluation = None
+            self._save(finished=False)
+        kept = f"step {self.saved} is kept" if self.saved else "nothing was kept yet"
+        raise PreemptedError(
+            f"told to stop (SIGTERM) at step {self.step}; {kept}. The same command goes on from there."
+        )
 
     def _host(self, finished: bool) -> dict:
         """The host item of a checkpoint."""

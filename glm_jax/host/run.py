@@ -21,6 +21,7 @@ from glm_jax.host.finish import EXPORT, finish
 from glm_jax.host.ledger import Ledger
 from glm_jax.host.loop import Loop, Plan
 from glm_jax.host.material import Examples, Prompts
+from glm_jax.host.preemption import Notice
 from glm_jax.host.profile import profiled
 from glm_jax.host.reporting import Report
 from glm_jax.host.stages import SFT
@@ -38,11 +39,13 @@ CHECKPOINTS, LEDGER, CONFIG, LOG = "checkpoints", "ledger.jsonl", "config.json",
 def train(config: RunConfig, workdir: Path) -> None:
     """Makes the run that `workdir` holds, from its last checkpoint where there is one, and leaves its results there.
 
-    Raises RunError, ConfigError, CheckpointError, DataError or RewardError, each with a message for the person.
+    Raises RunError, ConfigError, CheckpointError, DataError or RewardError, each with a message for the person;
+    PreemptedError, when SIGTERM has come and the run is to go on elsewhere.
     """
     workdir.mkdir(parents=True, exist_ok=True)
     _claim(workdir, config)
     with ExitStack() as stack:
+        notice = stack.enter_context(Notice())
         stack.enter_context(_logging(workdir / LOG))
         saver = stack.enter_context(Checkpoints(workdir / CHECKPOINTS, config.checkpoint.keep))
         step, host = saver.newest() or (0, None)
@@ -50,7 +53,9 @@ def train(config: RunConfig, workdir: Path) -> None:
             check_same_run(host, flat(config), workdir)
         tokenizer = tokenizer_of(config.model.path)
         model = compose.model_config(config, tokenizer)
-        if host is not None and host["finished"]:
+        plan = make_plan(config)
+        # One that was stopped in its last evaluation is not marked as finished even after it was resumed.
+        if host is not None and (host["finished"] or (step == plan.steps and _exported(workdir))):
             _say_done(config, workdir, model, step, host)
             return
         tasks = make_tasks(config.tasks)
@@ -64,7 +69,6 @@ def train(config: RunConfig, workdir: Path) -> None:
         ledger = Ledger(workdir / LEDGER, host["offset"] if host else 0)
         stack.callback(ledger.file.close)
         writer = stack.enter_context(MetricsWriter(workdir, step if host else None))
-        plan = make_plan(config)
         progress = stack.enter_context(Progress(plan.steps, "train"))
         if host:
             progress.say(f"going on from step {step} of {plan.steps} in {workdir}")
@@ -75,7 +79,8 @@ def train(config: RunConfig, workdir: Path) -> None:
         baseline = Baseline(config.learn.advantage, host["baseline"] if host else ())
         identity = {"config": flat(config), "fingerprint": fingerprint(config)}
         report = Report(writer, progress)
-        loop = Loop(plan, tasks, sampling, prompts, examples, baseline, saver, report, identity, host)
+        stop = lambda: notice.given
+        loop = Loop(plan, tasks, sampling, prompts, examples, baseline, saver, report, identity, host, stop)
         loop.run()
         writer.flush()
         finish(workdir, model, sampling.device.state.policy.params, loop.samples, progress.say, _source(config))
@@ -145,9 +150,13 @@ def _examples(config: RunConfig, tasks: TaskSet, tokenizer: Tokenizer, host: dic
     return Examples(lambda: sft.stream(found, config.seed), len(found), host["examples"] if host else None)
 
 
+def _exported(workdir: Path) -> bool:
+    return (workdir / EXPORT / "config.json").exists()
+
+
 def _say_done(config: RunConfig, workdir: Path, model: ModelConfig, step: int, host: dict) -> None:
     """The run was finished before; what it leaves behind is made up for if a kill came between."""
-    if not (workdir / EXPORT / "config.json").exists():
+    if not _exported(workdir):
         target = compose.policy_target(compose.make_program(config, model))
         params = restore_weights(workdir / CHECKPOINTS / str(step), target)
         finish(workdir, model, params, [Sample(**sample) for sample in host["samples"]], print, _source(config))

@@ -214,7 +214,9 @@ def plan(tau=1, rl=5, batch=4, sft=0, value=0, group=1, on_exceed="wait", **chan
     return Plan(**{**base, **rest, **changes})
 
 
-def make_loop(workdir: Path, plan: Plan, *, program=None, pool=None, saver=None, rows=None, kind="sao", restored=None):
+def make_loop(
+    workdir: Path, plan: Plan, *, program=None, pool=None, saver=None, rows=None, kind="sao", restored=None, stop=None
+):
     """A loop over doubles. restored: (policy, critic, host) of a checkpoint to go on from."""
     program = program or FakeProgram()
     state, host = program.init(0), None
@@ -231,7 +233,19 @@ def make_loop(workdir: Path, plan: Plan, *, program=None, pool=None, saver=None,
     examples = Examples(Stream, count=5, state=host["examples"] if host else None)
     baseline = Baseline(kind, host["baseline"] if host else ())
     rows = Rows() if rows is None else rows
-    return Loop(plan, TASKS, sampling, prompts, examples, baseline, saver or MemorySaver(), rows, {}, host)
+    return Loop(
+        plan,
+        TASKS,
+        sampling,
+        prompts,
+        examples,
+        baseline,
+        saver or MemorySaver(),
+        rows,
+        {},
+        host,
+        stop or (lambda: False),
+    )
 
 
 def _job(requests, row: int) -> dict:

@@ -9,7 +9,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from glm_jax.host.errors import DivergedError, RunError, StallError
+from glm_jax.host.errors import DivergedError, PreemptedError, RunError, StallError
 from glm_jax.host.events import EventFile, read_events
 from glm_jax.host.ledger import replay
 from glm_jax.learn.batch import RL, SFT, VALUE
@@ -282,6 +282,56 @@ def test_without_deterministic_mode_a_resumed_run_keeps_its_accounts(tmp_path, m
     book = replay(tmp_path / "ledger.jsonl")
     assert not book.live and book.fates["trained"] == 7 * 4
     assert max(trained_lags(tmp_path / "ledger.jsonl")) <= 2
+
+
+def until_told(turns: int):
+    """A `stop` that says no so many times."""
+    left = iter(range(turns))
+    return lambda: next(left, None) is None
+
+
+@pytest.mark.parametrize("deterministic", [True, False])
+def test_told_to_stop_again_and_again_it_loses_nothing(tmp_path, deterministic):
+    """In rounds of learning and in evaluations; it has a little longer each time, so that it gets on at all."""
+    rows, saver = Rows(), MemorySaver()
+    settings = plan(tau=2, deterministic=deterministic, **SETTINGS)
+    make_loop(tmp_path / "whole", settings, saver=saver, pool=FakePool(delay=3)).run()
+    whole, saver, steps = final(saver, 10), MemorySaver(), []
+    for stops in range(60):
+        restored = saver.saved[max(saver.saved)] if saver.saved else None
+        stop = until_told(3 + stops)
+        settings_of_loop = dict(saver=saver, rows=rows, restored=restored, stop=stop, pool=FakePool(delay=3))
+        loop = make_loop(tmp_path / "torn", settings, **settings_of_loop)
+        try:
+            loop.run()
+            break
+        except PreemptedError as told:
+            kept = loop.saved
+            assert f"at step {loop.step}; " + (f"step {kept} is kept" if kept else "nothing") in str(told)
+            assert deterministic or kept == loop.step
+            steps.append(kept)
+    assert steps == sorted(steps) and len(set(steps)) > 2, "it stopped at several steps"
+    book = replay(tmp_path / "torn" / "ledger.jsonl")
+    assert not book.live and book.fates["trained"] == 7 * 4
+    if deterministic:
+        assert final(saver, 10) == whole
+        assert (tmp_path / "torn/ledger.jsonl").read_bytes() == (tmp_path / "whole/ledger.jsonl").read_bytes()
+
+
+def test_an_evaluation_that_was_given_up_is_made_again(tmp_path):
+    settings = plan(sft=1, rl=4, eval_every=2, checkpoint_every=0, deterministic=False)
+    for turns in range(2, 40):
+        workdir, saver, rows = tmp_path / str(turns), MemorySaver(), Rows()
+        loop = make_loop(workdir, settings, saver=saver, rows=rows, stop=until_told(turns))
+        with pytest.raises(PreemptedError):
+            loop.run()
+        made = [s for s, row in rows if "eval/reward" in row]
+        if replay(workdir / "ledger.jsonl").fates["unused"] > 3 * len(made):
+            break  # in the midst of an evaluation
+    step = max(saver.saved)
+    assert saver.saved[step][2]["evaluated"] < step and step not in made
+    make_loop(workdir, settings, saver=saver, rows=rows, restored=saver.saved[step]).run()
+    assert [s for s, row in rows if "eval/reward" in row] == [1, 3, 5]
 
 
 @pytest.mark.parametrize("resume_at", [None, 3, 14])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -13,6 +14,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from glm_jax.host.errors import PreemptedError
 from glm_jax.host.ledger import replay
 from glm_jax.io.hf import load
 from glm_jax.report.metrics import read_metrics
@@ -138,6 +140,27 @@ def test_killed_ten_times_at_random_moments_it_ends_with_the_same_bits(place, wh
             break
     assert kills >= 3, "the run ended before it could be killed"
     same_files(whole, torn)
+
+
+def test_sigterm_leaves_a_checkpoint_and_a_code_that_asks_for_another_start(place):
+    workdir, flags = place / "preempted", ["--config.deterministic=False", "--config.checkpoint.every=0"]
+    start = command(place, "train", "--workdir", str(workdir), *flags)
+    process = subprocess.Popen(start, cwd=ROOT, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
+    deadline = time.monotonic() + 200
+    while process.poll() is None and time.monotonic() < deadline:
+        if (workdir / "metrics.jsonl").exists() and len(read_metrics(workdir)) > 1:
+            process.send_signal(signal.SIGTERM)
+            break
+        time.sleep(0.005)
+    error = process.communicate(timeout=200)[1]
+    assert process.returncode == PreemptedError.exit_code == 75 and "Traceback" not in error, error
+    step = int(re.search(r"told to stop \(SIGTERM\) at step (\d+); step \1 is kept", error)[1])
+    assert 1 < step < STEPS
+    again = call(place, "train", "--workdir", str(workdir), *flags)
+    assert again.returncode == 0 and f"going on from step {step} of {STEPS}" in again.stdout, again.stderr
+    assert [row["step"] for row in read_metrics(workdir) if "time/round" in row] == list(range(1, STEPS + 1))
+    book = replay(workdir / "ledger.jsonl")
+    assert not book.live and book.fates["trained"] == 8 * 8
 
 
 @of_one_run
