@@ -25,8 +25,10 @@ def run(argv: Sequence[str]) -> int:
         print(render(config))
         print(_memory(config))
         return 0
+    from glm_jax.host import cluster
     from glm_jax.host.run import train
 
+    cluster.join()
     train(config, command.workdir)
     return 0
 

@@ -17,6 +17,7 @@ from glm_jax.data.tokenizer import Tokenizer, tokenizer_of
 from glm_jax.host import compose
 from glm_jax.host.baselines import Baseline
 from glm_jax.host.config import RunConfig
+from glm_jax.host.errors import RunError
 from glm_jax.host.finish import EXPORT, finish
 from glm_jax.host.ledger import Ledger
 from glm_jax.host.loop import Loop, Plan
@@ -42,6 +43,8 @@ def train(config: RunConfig, workdir: Path) -> None:
     Raises RunError, ConfigError, CheckpointError, DataError or RewardError, each with a message for the person;
     PreemptedError, when SIGTERM has come and the run is to go on elsewhere.
     """
+    if (count := jax.process_count()) > 1:
+        raise RunError(f"{count} processes were joined, and a run is of one process so far: launch it on one host.")
     workdir.mkdir(parents=True, exist_ok=True)
     _claim(workdir, config)
     with ExitStack() as stack:
