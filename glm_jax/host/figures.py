@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import jax
 
 from glm_jax.host.device import Outcome
+from glm_jax.host.goodput import Goodput
 from glm_jax.host.ledger import Book
 from glm_jax.host.rollouts import FATES, LENGTH, Rollout
 from glm_jax.host.router import lags
@@ -17,6 +18,7 @@ from glm_jax.learn.batch import RL, SFT, VALUE
 SAMPLE = "sample/"
 # Slots without a token, and all slots, over the ticks in which a request was left waiting.
 IDLE, WAITING = "sample/idle", "sample/waiting"
+TICKS = "sample/ticks"
 # What a mode of learning measures; the program reports 0 for the rest.
 MADE = {
     SFT: ("policy/loss", "policy/grad_norm", "policy/entropy", "policy/indexer_kl"),
@@ -56,10 +58,14 @@ def ledger_figures(book: Book) -> dict[str, float]:
 
 
 class Meter:
-    """Adds up rounds between two rows of metrics. elapsed: seconds that the run took before it was resumed."""
+    """Adds up rounds between two rows of metrics.
 
-    def __init__(self, elapsed: float = 0.0):
+    elapsed: seconds that the run took before it was resumed; goodput: where they went.
+    """
+
+    def __init__(self, elapsed: float = 0.0, goodput: Mapping[str, float] | None = None):
         self.start = time.monotonic() - elapsed
+        self.goodput = Goodput(goodput)
         self.compilations = Compilations()
         self._clear()
 
@@ -79,6 +85,7 @@ class Meter:
             "time/wall": self.elapsed,
             "time/round": seconds / max(1, self.rounds),
             "compile/count": float(self.compilations.count),
+            **self.goodput.figures(),
             **self.usage,
         }
         if self.tokens:

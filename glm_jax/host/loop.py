@@ -7,7 +7,7 @@ import math
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from typing import Any, NoReturn, Protocol
 
 from glm_jax.data.tasks import TaskSet
@@ -16,42 +16,18 @@ from glm_jax.host.batches import pack, rollout_document
 from glm_jax.host.device import Learning, Outcome
 from glm_jax.host.errors import DivergedError, LedgerError, PreemptedError, RunError, StallError
 from glm_jax.host.evaluation import SHOWN, Evaluation, as_sample
-from glm_jax.host.figures import Meter, batch_figures, learning_figures, ledger_figures
+from glm_jax.host.figures import TICKS, Meter, batch_figures, learning_figures, ledger_figures
+from glm_jax.host.goodput import ADMIT, CHECKPOINT, COMPILE, DATA, ENVIRONMENTS, SAMPLE
 from glm_jax.host.material import Examples, Prompts
+from glm_jax.host.plan import Plan
 from glm_jax.host.rollouts import REJECTED, TRAIN, TRAINED, Rollout
-from glm_jax.host.router import Choice, StalenessConfig, Unit, choose, most_units
+from glm_jax.host.router import Choice, Unit, choose, most_units
 from glm_jax.host.sampling import Sampling
 from glm_jax.host.stages import RL, SFT, SMOOTHED, VALUE, Stage, learning_rate, stage_at
 from glm_jax.learn.batch import MODES
 from glm_jax.report.plots import Sample
 
 logger = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True)
-class Plan:
-    """What the loop is to do, as run.py composes it."""
-
-    stages: tuple[Stage, ...]
-    staleness: StalenessConfig
-    group: int  # rollouts of one prompt that are trained together; 1 unless advantages are taken within groups
-    shape: tuple[int, int, int]  # of a learning batch
-    eval_every: int  # RL steps between evaluations; 0 = only before the first and after the last
-    eval_samples: int  # per held-out task; 0 = no evaluation
-    checkpoint_every: int  # steps; 0 = only at the end
-    wall_time: float | None  # seconds a rollout may take
-    patience: float  # seconds without any progress after which the run stops
-    deterministic: bool
-
-    @property
-    def steps(self) -> int:
-        return sum(stage.config.steps for stage in self.stages)
-
-    @property
-    def critic_starts_at(self) -> int | None:
-        """The step at which the critic is made anew from what SFT left of the policy; None where there is no SFT."""
-        after = [stage.start for stage in self.stages if stage.name != SFT]
-        return after[0] if after and after[0] > 0 else None
 
 
 class Reporter(Protocol):
@@ -96,7 +72,8 @@ class Loop:
         self.saved = host.get("step", 0)
         self.evaluated = host.get("evaluated", -1)  # step of the last evaluation
         self.device.round = host.get("round", 0)
-        self.meter = Meter(host.get("elapsed", 0.0))
+        self.meter = Meter(host.get("elapsed", 0.0), host.get("goodput"))
+        self.goodput = self.meter.goodput
         self.evaluation: Evaluation | None = None
         self.losses = deque(host.get("losses", ()), maxlen=SMOOTHED)  # of the last SFT steps
         self.samples = [Sample(**sample) for sample in host.get("samples", ())]  # of the last evaluation
@@ -127,23 +104,44 @@ class Loop:
             self.sampling.cut_overdue(self.plan.wall_time)
         units = self._units()
         learning = None if self.evaluation else self._learning(units)
-        if self.step < self.plan.steps:
-            self._submit(len(units), learning)
-        requests, cancel = self.sampling.next_requests(), self.sampling.next_cancellations()
+        with self.goodput.at(ADMIT):
+            if self.step < self.plan.steps:
+                self._submit(len(units), learning)
+            requests, cancel = self.sampling.next_requests(), self.sampling.next_cancellations()
         if learning or requests or cancel or self.sampling.on_device:
-            self.device.dispatch(requests, cancel, learning)
+            self._send(self.device.dispatch, requests, cancel, learning)
             if len(self.device.pending) > 1:
-                self._take(self.device.collect())
+                self._take(self._collect())
         elif self.device.pending:
-            self._take(self.device.collect())
+            self._take(self._collect())
         elif self.scorer.waiting:
-            self._settle(self.scorer.wait(self.plan.patience))
+            self._settle(self._await_scores())
         else:
             raise RunError(f"step {self.step}: nothing is in flight, nothing may start, and no batch can be made.")
-        self._settle(self.scorer.wait(self.plan.patience) if self.plan.deterministic else self.scorer.poll())
+        self._settle(self._await_scores() if self.plan.deterministic else self.scorer.poll())
         self.ledger.file.flush()
         self.ledger.audit()
         self._check_progress()
+
+    def _send(self, call: Callable[..., None], *args: Any) -> None:
+        """Has the device do something; a call that compiled counts as that."""
+        with self.goodput.at(ADMIT):
+            count = self.meter.compilations.count
+            call(*args)
+            if self.meter.compilations.count > count:
+                self.goodput.rename(COMPILE)
+
+    def _collect(self) -> Outcome:
+        before = self.goodput.seconds[SAMPLE]
+        with self.goodput.at(SAMPLE):
+            outcome = self.device.collect()
+        waited = self.goodput.seconds[SAMPLE] - before
+        self.goodput.waited(waited, outcome.metrics.get(TICKS, 0.0), outcome.learning is not None)
+        return outcome
+
+    def _await_scores(self) -> list[Rollout]:
+        with self.goodput.at(ENVIRONMENTS):
+            return self.scorer.wait(self.plan.patience)
 
     # What the next round learns
 
@@ -162,7 +160,9 @@ class Loop:
         return self._learn_rollouts(stage, choice.train) if choice.train else None
 
     def _learn_examples(self, stage: Stage) -> Learning:
-        batch, waiting = pack(self.examples.next(stage.config.batch), self.plan.shape)
+        with self.goodput.at(DATA):
+            examples = self.examples.next(stage.config.batch)
+        batch, waiting = pack(examples, self.plan.shape)
         self.examples.keep(waiting)
         count = stage.config.batch - len(waiting)
         return self._step(stage, batch, {"sft/examples": float(count), "data/epoch": self.examples.epoch})
@@ -183,7 +183,7 @@ class Loop:
             self.samples = [as_sample(rollout, self.sampling) for rollout in rollouts[:SHOWN]]
         self.ledger.settle([rollout.id for rollout in rollouts], TRAINED, version=version)
         if self.step == self.plan.critic_starts_at and self.device.state.critic is not None:
-            self.device.start_critic()
+            self._send(self.device.start_critic)
         return self._step(stage, batch, figures)
 
     def _step(self, stage: Stage, batch: Any, figures: dict[str, float]) -> Learning:
@@ -225,7 +225,8 @@ class Loop:
         later_batch = later.config.batch // self.plan.group if later else None
         limit = most_units(stage.config.batch // self.plan.group, self.plan.staleness.tau, later_batch)
         for _ in range(min(limit, left) - units):
-            number, task = self.prompts.next()
+            with self.goodput.at(DATA):
+                number, task = self.prompts.next()
             for _ in range(self.plan.group):
                 self.sampling.open(task, number, TRAIN)
 
@@ -307,7 +308,7 @@ class Loop:
             self.evaluation = Evaluation(self.step, self.sampling, self.tasks.eval, self.plan.eval_samples)
         if self.evaluation is not None and self.evaluation.done:
             while self.device.pending:  # the row of this step comes first
-                self._take(self.device.collect())
+                self._take(self._collect())
             self.reporter.write(self.step, self.evaluation.metrics() | {"time/wall": self.meter.elapsed})
             self.samples = self.evaluation.shown
             self.evaluated, self.evaluation = self.step, None
@@ -333,16 +334,17 @@ class Loop:
             return
         self._save(finished=last)
         if self.plan.deterministic and not last:
-            self.device.reset_sampler()
+            self._send(self.device.reset_sampler)
             self.sampling.resume()
 
     def _save(self, finished: bool) -> None:
         while self.device.pending:
-            self._take(self.device.collect())
+            self._take(self._collect())
         self.ledger.audit()
         self.reporter.flush()
         policy, critic = self.device.state.policy, self.device.state.critic
-        self.saver.save(self.step, policy, critic, self._host(finished))
+        with self.goodput.at(CHECKPOINT):
+            self.saver.save(self.step, policy, critic, self._host(finished))
         self.saved = self.step
 
     def _stop(self) -> NoReturn:
@@ -377,6 +379,7 @@ class Loop:
             "baseline": self.baseline.state(),
             "losses": list(self.losses),
             "elapsed": self.meter.elapsed,
+            "goodput": dict(self.goodput.seconds),
             "samples": [asdict(sample) for sample in self.samples],
         }
 

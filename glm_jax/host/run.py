@@ -20,8 +20,9 @@ from glm_jax.host.config import RunConfig
 from glm_jax.host.errors import RunError
 from glm_jax.host.finish import EXPORT, finish
 from glm_jax.host.ledger import Ledger
-from glm_jax.host.loop import Loop, Plan
+from glm_jax.host.loop import Loop
 from glm_jax.host.material import Examples, Prompts
+from glm_jax.host.plan import Plan
 from glm_jax.host.preemption import Notice
 from glm_jax.host.profile import profiled
 from glm_jax.host.reporting import Report

@@ -17,8 +17,9 @@ from glm_jax.envs.rewards import Score
 from glm_jax.host.baselines import Baseline
 from glm_jax.host.device import Device
 from glm_jax.host.ledger import Ledger
-from glm_jax.host.loop import Loop, Plan
+from glm_jax.host.loop import Loop
 from glm_jax.host.material import Examples, Prompts
+from glm_jax.host.plan import Plan
 from glm_jax.host.router import StalenessConfig
 from glm_jax.host.sampling import Draw, Sampling
 from glm_jax.host.scoring import Scorer

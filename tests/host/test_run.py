@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 
 from glm_jax.host.errors import PreemptedError
+from glm_jax.host.goodput import NAMES
 from glm_jax.host.ledger import replay
 from glm_jax.io.hf import load
 from glm_jax.report.metrics import read_metrics
@@ -91,6 +92,9 @@ def test_a_run_leaves_its_policy_its_figures_and_its_picture(whole):
     assert learned[-1]["compile/count"] == learned[5]["compile/count"] <= 3, "shapes changed and compiled anew"
     wanted = "rollout/logprob_gap_mean rollout/idle_slot_share critic/explained_variance staleness/lag_1 time/wall"
     assert all(any(name in row for row in rows) for name in wanted.split())
+    spent = {name: learned[-1][f"goodput/{name}"] for name in NAMES}
+    assert sum(spent.values()) == pytest.approx(learned[-1]["time/wall"], rel=0.02)
+    assert spent["compile"] > 0.1 and spent["checkpoint"] > 0 and 0 < learned[-1]["goodput/share"] < 1
     book = replay(whole / "ledger.jsonl")
     assert not book.live and book.fates["trained"] == 8 * 8 and book.fates["unused"] >= 3 * 8
     assert (whole / "run.png").stat().st_size > 10_000 and "asked" in (whole / "samples.txt").read_text()
