@@ -46,10 +46,11 @@ class EvalConfig:
 @dataclass(frozen=True)
 class CheckpointConfig:
     every: int = 50  # steps; 0 = only at the end
-    keep: int = 2
+    keep: int = 2  # the last ones
+    keep_best: int = 0  # and those of the highest eval/reward; above 0, each evaluation in RL is followed by one
 
     def check(self) -> list[str]:
-        return _at_least(0, every=self.every) + _at_least(1, keep=self.keep)
+        return _at_least(0, every=self.every, keep_best=self.keep_best) + _at_least(1, keep=self.keep)
 
 
 @dataclass(frozen=True)
@@ -117,6 +118,8 @@ class RunConfig:
             problems.append(f"patience is {self.patience}; it counts seconds, so it must be above 0")
         if self.wall_time is not None and self.wall_time <= 0:
             problems.append(f"wall_time is {self.wall_time}; it counts seconds, so it must be above 0, or None")
+        if self.checkpoint.keep_best and not self.eval.samples:
+            problems.append("checkpoint.keep_best goes by eval/reward, and eval.samples = 0 measures none: raise it")
         if self.deterministic and self.wall_time is not None:
             problems.append("wall_time goes by the clock, which deterministic = True rules out: set it to None")
         return problems

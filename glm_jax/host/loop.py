@@ -24,6 +24,7 @@ from glm_jax.host.rollouts import REJECTED, TRAIN, TRAINED, Rollout
 from glm_jax.host.router import Choice, Unit, choose, most_units
 from glm_jax.host.sampling import Sampling
 from glm_jax.host.stages import RL, SFT, SMOOTHED, VALUE, Stage, learning_rate, stage_at
+from glm_jax.io.checkpoints import SCORE
 from glm_jax.learn.batch import MODES
 from glm_jax.report.plots import Sample
 
@@ -77,6 +78,7 @@ class Loop:
         self.evaluation: Evaluation | None = None
         self.losses = deque(host.get("losses", ()), maxlen=SMOOTHED)  # of the last SFT steps
         self.samples = [Sample(**sample) for sample in host.get("samples", ())]  # of the last evaluation
+        self.score: float | None = None  # mean reward of the last evaluation that this process made
         self.progress = time.monotonic()
         self._told: tuple[int, ...] = ()
         self.sampling.resume()
@@ -309,8 +311,9 @@ class Loop:
         if self.evaluation is not None and self.evaluation.done:
             while self.device.pending:  # the row of this step comes first
                 self._take(self._collect())
-            self.reporter.write(self.step, self.evaluation.metrics() | {"time/wall": self.meter.elapsed})
-            self.samples = self.evaluation.shown
+            figures = self.evaluation.metrics()
+            self.reporter.write(self.step, figures | {"time/wall": self.meter.elapsed})
+            self.score, self.samples = figures.get("eval/reward"), self.evaluation.shown
             self.evaluated, self.evaluation = self.step, None
 
     def _evaluation_due(self) -> bool:
@@ -330,7 +333,9 @@ class Loop:
         """
         last = self.step == self.plan.steps
         every = self.plan.checkpoint_every
-        if self.saved == self.step or not (last or (every and self.step % every == 0)):
+        due = last or (every and self.step % every == 0)
+        due = due or (self.plan.checkpoint_evaluated and self.evaluated == self.step)
+        if self.saved == self.step or not due:
             return
         self._save(finished=last)
         if self.plan.deterministic and not last:
@@ -370,6 +375,7 @@ class Loop:
             "finished": finished,
             "step": self.step,
             "evaluated": self.evaluated,
+            SCORE: self.score if self.evaluated == self.step else None,
             "offset": self.ledger.file.sync(),
             "round": self.device.round,
             "version": self.device.version,

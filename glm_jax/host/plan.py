@@ -19,6 +19,7 @@ class Plan:
     eval_every: int  # RL steps between evaluations; 0 = only before the first and after the last
     eval_samples: int  # per held-out task; 0 = no evaluation
     checkpoint_every: int  # steps; 0 = only at the end
+    checkpoint_evaluated: bool  # after every evaluation too
     wall_time: float | None  # seconds a rollout may take
     patience: float  # seconds without any progress after which the run stops
     deterministic: bool

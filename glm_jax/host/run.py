@@ -51,7 +51,8 @@ def train(config: RunConfig, workdir: Path) -> None:
     with ExitStack() as stack:
         notice = stack.enter_context(Notice())
         stack.enter_context(_logging(workdir / LOG))
-        saver = stack.enter_context(Checkpoints(workdir / CHECKPOINTS, config.checkpoint.keep))
+        kept = config.checkpoint
+        saver = stack.enter_context(Checkpoints(workdir / CHECKPOINTS, kept.keep, kept.keep_best))
         step, host = saver.newest() or (0, None)
         if host is not None:
             check_same_run(host, flat(config), workdir)
@@ -100,6 +101,7 @@ def make_plan(config: RunConfig) -> Plan:
         eval_every=config.eval.every,
         eval_samples=config.eval.samples,
         checkpoint_every=config.checkpoint.every,
+        checkpoint_evaluated=config.checkpoint.keep_best > 0,
         wall_time=config.wall_time,
         patience=config.patience,
         deterministic=config.deterministic,

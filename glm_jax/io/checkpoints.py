@@ -6,11 +6,13 @@ CRC-32 of every other file is written after it: a step without that file, or who
 
 from __future__ import annotations
 
+import heapq
 import json
 import logging
 import os
 import zlib
 from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +22,7 @@ import orbax.checkpoint as ocp
 logger = logging.getLogger(__name__)
 
 POLICY, CRITIC, HOST = "policy", "critic", "host"
+SCORE = "score"  # in a host item: by which the best steps are told, if there is one
 SEAL = "seal.json"  # commits a step
 UNFINISHED = "it was not finished"
 
@@ -29,14 +32,20 @@ class CheckpointError(RuntimeError):
 
 
 class Checkpoints:
-    """The checkpoints in a folder, of which the last `keep` stay. A context manager."""
+    """The checkpoints in a folder: the last `keep` stay, and those `best` whose host items name the highest score.
 
-    def __init__(self, folder: Path | str, keep: int = 2):
-        self.folder = Path(folder).absolute()
+    A context manager. Saving goes on in the background; a step that fails there raises at the next call, or on leaving.
+    Where several processes run, each of them makes every call.
+    """
+
+    def __init__(self, folder: Path | str, keep: int = 2, best: int = 0):
+        self.folder, self.keep, self.best = Path(folder).absolute(), keep, best
         self.folder.mkdir(parents=True, exist_ok=True)
-        # Saving is synchronous: the program donates its state to the next round.
-        options = ocp.CheckpointManagerOptions(max_to_keep=keep, enable_async_checkpointing=False)
+        # Orbax would let old steps go before the new one is sealed.
+        options = ocp.CheckpointManagerOptions(max_to_keep=None)
         self._manager = ocp.CheckpointManager(self.folder, options=options, item_names=(POLICY, CRITIC, HOST))
+        self._thread = ThreadPoolExecutor(1, "checkpoint")
+        self._pending: tuple[int, Future[None]] | None = None
 
     def __enter__(self) -> Checkpoints:
         return self
@@ -45,16 +54,50 @@ class Checkpoints:
         self.close()
 
     def close(self) -> None:
-        self._manager.close()
+        """Waits for what is being saved."""
+        try:
+            self.wait()
+        finally:
+            self._thread.shutdown()
+            self._manager.close()
 
     def save(self, step: int, policy: Any, critic: Any, host: dict) -> None:
-        """Saves step `step`; once this returns it survives a kill. critic may be None."""
+        """Saves step `step`; critic may be None.
+
+        Returns once the arrays are held on the host, so that the program may donate them; `wait` returns once the step
+        survives a kill.
+        """
+        self.wait()
         items = {POLICY: ocp.args.StandardSave(policy), HOST: ocp.args.JsonSave(host)}
         if critic is not None:
             items[CRITIC] = ocp.args.StandardSave(critic)
         self._manager.save(step, args=ocp.args.Composite(**items), force=True)
+        self._pending = step, self._thread.submit(self._finish, self.folder / str(step))
+
+    def wait(self) -> None:
+        """Returns once all that was saved survives a kill. Raises CheckpointError where it was not written."""
+        if self._pending is None:
+            return
+        (step, done), self._pending = self._pending, None
+        try:
+            done.result()
+        except (OSError, ValueError, RuntimeError) as error:
+            raise CheckpointError(f"checkpoint {step} in {self.folder} could not be written: {error}") from error
+        ocp.multihost.sync_global_processes(f"checkpoint {step} is sealed")
+        self._drop_old()
+
+    def _finish(self, folder: Path) -> None:
         self._manager.wait_until_finished()
-        _seal(self.folder / str(step))
+        _seal(folder)
+
+    def _drop_old(self) -> None:
+        steps = sorted(self._manager.all_steps())
+        scored = [(score, step) for step in steps if (score := _score(self.folder / str(step))) is not None]
+        # Of equal scores the newer step's.
+        kept = {*steps[-self.keep :], *(step for _, step in heapq.nlargest(self.best, scored))}
+        for step in steps:
+            if step not in kept:
+                self._manager.delete(step)
 
     def newest(self) -> tuple[int, dict] | None:
         """The newest whole step and its host item; None where no save was ever finished.
@@ -62,6 +105,7 @@ class Checkpoints:
         A damaged step is skipped with a warning that names it and moved aside, so that its place is free again. Raises
         CheckpointError when there are steps but none is whole, unless the only one is a first save that was cut off.
         """
+        self.wait()
         steps, problem = sorted(self._manager.all_steps(), reverse=True), None
         for step in steps:
             folder = self.folder / str(step)
@@ -79,6 +123,7 @@ class Checkpoints:
 
     def restore(self, step: int, policy: Any, critic: Any) -> tuple[Any, Any]:
         """Policy and critic of `step`, bit by bit, placed like the given trees of arrays or ShapeDtypeStructs."""
+        self.wait()
         items = {POLICY: ocp.args.StandardRestore(abstract(policy))}
         if critic is not None:
             items[CRITIC] = ocp.args.StandardRestore(abstract(critic))
@@ -119,6 +164,13 @@ def read_host(step_folder: Path) -> dict:
     """The host item of a step."""
     with ocp.Checkpointer(ocp.JsonCheckpointHandler()) as checkpointer:
         return checkpointer.restore(step_folder / HOST)
+
+
+def _score(step_folder: Path) -> float | None:
+    try:
+        return read_host(step_folder).get(SCORE)
+    except (OSError, ValueError):
+        return None  # a damaged step
 
 
 def check_same_run(host: dict, config: dict[str, Any], workdir: Path) -> None:

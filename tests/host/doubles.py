@@ -211,7 +211,14 @@ def plan(tau=1, rl=5, batch=4, sft=0, value=0, group=1, on_exceed="wait", **chan
     stage = lambda steps: StageConfig(steps, batch, policy_lr=schedule, critic_lr=schedule)
     stages = lay_out({"sft": stage(sft), "value": stage(value), "rl": stage(rl)})
     base = dict(stages=stages, staleness=StalenessConfig(tau, on_exceed), group=group, shape=(4, 2, 24), eval_every=2)
-    rest = dict(eval_samples=1, checkpoint_every=2, wall_time=None, patience=30.0, deterministic=True)
+    rest = dict(
+        eval_samples=1,
+        checkpoint_every=2,
+        checkpoint_evaluated=False,
+        wall_time=None,
+        patience=30.0,
+        deterministic=True,
+    )
     return Plan(**{**base, **rest, **changes})
 
 

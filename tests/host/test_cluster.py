@@ -2,19 +2,13 @@
 
 from __future__ import annotations
 
-import os
-import socket
-import subprocess
-import sys
-
 import pytest
 
 from glm_jax.host import cluster
 from glm_jax.host.errors import RunError
+from tests.processes import run_together
 
 PROGRAM = """
-from glm_jax.host import cluster
-cluster.join()
 import jax
 from jax.experimental.multihost_utils import process_allgather
 print(jax.process_count(), jax.device_count(), process_allgather(jax.process_index()).tolist())
@@ -22,20 +16,9 @@ print(jax.process_count(), jax.device_count(), process_allgather(jax.process_ind
 
 
 def test_two_processes_join_by_the_three_variables_alone():
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        port = server.getsockname()[1]
-    base = {**os.environ, "XLA_FLAGS": "", cluster.COORDINATOR: f"127.0.0.1:{port}", cluster.COUNT: "2"}
     # A scheduler's variables that would say otherwise.
-    base |= {"SLURM_JOB_ID": "1", "SLURM_NTASKS": "9", "SLURM_PROCID": "5", "SLURM_STEP_NODELIST": "nowhere"}
-    starts = [{**base, cluster.NUMBER: str(n)} for n in range(2)]
-    pipe = subprocess.PIPE
-    made = [
-        subprocess.Popen([sys.executable, "-c", PROGRAM], env=e, stdout=pipe, stderr=pipe, text=True) for e in starts
-    ]
-    for process in made:
-        out, error = process.communicate(timeout=120)
-        assert process.returncode == 0, error
-        assert out.splitlines()[-1] == "2 2 [0, 1]"
+    slurm = {"SLURM_JOB_ID": "1", "SLURM_NTASKS": "9", "SLURM_PROCID": "5", "SLURM_STEP_NODELIST": "nowhere"}
+    assert run_together(PROGRAM, 2, 3, **slurm) == ["2 6 [0, 1]"] * 2
 
 
 def test_alone_nothing_is_joined(monkeypatch):

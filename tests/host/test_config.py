@@ -33,6 +33,7 @@ def test_the_base_of_these_tests_is_a_config_that_runs():
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
+        (dict(checkpoint__keep_best=1, eval__samples=0), "keep_best goes by eval/reward, and eval.samples = 0"),
         (dict(learn__advantage="group"), "rollouts_per_prompt is 1: raise it, or set learn.advantage to 'sao'"),
         (dict(rollouts_per_prompt=4), "rollouts_per_prompt is 4, but learn.advantage = 'sao'"),
         (

@@ -318,6 +318,19 @@ def test_told_to_stop_again_and_again_it_loses_nothing(tmp_path, deterministic):
         assert (tmp_path / "torn/ledger.jsonl").read_bytes() == (tmp_path / "whole/ledger.jsonl").read_bytes()
 
 
+def test_checkpoints_after_evaluations_carry_their_reward_and_others_none(tmp_path):
+    saver, rows = MemorySaver(), Rows()
+    pool = FakePool(lambda key: ((key * 7 % 11) / 10, None))
+    settings = plan(sft=1, rl=6, eval_every=2, checkpoint_every=2, checkpoint_evaluated=True)
+    make_loop(tmp_path, settings, saver=saver, rows=rows, pool=pool).run()
+    rewards = {step: row["eval/reward"] for step, row in rows if "eval/reward" in row}
+    assert list(rewards) == [1, 3, 5, 7] and len(set(rewards.values())) > 1
+    assert {step: host["score"] for step, (_, _, host) in saver.saved.items()} == {
+        **dict.fromkeys((2, 4, 6)),
+        **rewards,
+    }
+
+
 def test_an_evaluation_that_was_given_up_is_made_again(tmp_path):
     settings = plan(sft=1, rl=4, eval_every=2, checkpoint_every=0, deterministic=False)
     for turns in range(2, 40):

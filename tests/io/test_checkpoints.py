@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+import threading
 
 import jax
 import jax.numpy as jnp
@@ -11,7 +12,18 @@ import pytest
 from flax import struct
 from jax.sharding import NamedSharding, PartitionSpec
 
-from glm_jax.io.checkpoints import SEAL, CheckpointError, Checkpoints, check_same_run, restore_weights
+from glm_jax.io import checkpoints as checkpoints_module
+from glm_jax.io.checkpoints import (
+    SCORE,
+    SEAL,
+    UNFINISHED,
+    CheckpointError,
+    Checkpoints,
+    check_same_run,
+    damage,
+    restore_weights,
+)
+from tests.processes import run_together
 
 
 @struct.dataclass
@@ -78,6 +90,98 @@ def test_the_last_n_are_kept(tmp_path):
         for step in range(1, 6):
             checkpoints.save(step, learner(step), None, {})
     assert sorted(int(path.name) for path in tmp_path.iterdir()) == [4, 5]
+
+
+def test_the_best_are_kept_beside_the_last(tmp_path):
+    """Whoever saves them: a second process finds the scores of the first one's steps."""
+    scores = {1: 0.5, 2: None, 3: 0.9, 4: 0.5, 5: 0.1, 6: 0.2}
+    for steps in ((1, 2, 3), (4, 5, 6)):
+        with Checkpoints(tmp_path, keep=2, best=3) as checkpoints:
+            for step in steps:
+                checkpoints.save(step, learner(step), None, {SCORE: scores[step]})
+    assert sorted(int(path.name) for path in tmp_path.iterdir()) == [1, 3, 4, 5, 6]
+    with Checkpoints(tmp_path, keep=2, best=2) as checkpoints:
+        checkpoints.save(7, learner(7), None, {SCORE: 0.95})
+    assert sorted(int(path.name) for path in tmp_path.iterdir()) == [3, 6, 7]
+
+
+def test_no_step_goes_before_the_next_one_is_sealed(tmp_path, monkeypatch):
+    """Sealing is held up: until it is done the only whole step stays, even where one is to be kept."""
+    sealed, go = checkpoints_module._seal, threading.Event()
+    with Checkpoints(tmp_path, keep=1) as checkpoints:
+        checkpoints.save(1, learner(1), None, {})
+        checkpoints.wait()
+        monkeypatch.setattr(checkpoints_module, "_seal", lambda folder: (go.wait(60), sealed(folder)))
+        checkpoints.save(2, learner(2), None, {})
+        assert damage(tmp_path / "1") is None and damage(tmp_path / "2") == UNFINISHED
+        go.set()
+        checkpoints.wait()
+        assert damage(tmp_path / "2") is None and not (tmp_path / "1").exists()
+
+
+def test_what_is_donated_while_it_is_being_saved_is_saved_as_it_was(tmp_path):
+    overwrite = jax.jit(lambda tree: jax.tree.map(lambda x: -x - 1, tree), donate_argnums=0)
+    state = {"w": jax.random.normal(jax.random.key(0), (1 << 21,))}
+    kept = np.array(jax.random.normal(jax.random.key(0), (1 << 21,)))
+    with Checkpoints(tmp_path) as checkpoints:
+        checkpoints.save(1, state, None, {})
+        for _ in range(4):
+            state = overwrite(state)
+        found, _ = checkpoints.restore(1, state, None)
+    assert np.asarray(found["w"]).tobytes() == kept.tobytes()
+
+
+def test_a_step_that_could_not_be_written_is_told_by_the_next_call(tmp_path, monkeypatch):
+    def full(folder):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(checkpoints_module, "_seal", full)
+    with pytest.raises(CheckpointError, match="checkpoint 3 in .* could not be written: .*No space left"):
+        with Checkpoints(tmp_path) as checkpoints:
+            checkpoints.save(3, learner(0), None, {})
+
+
+# A tree over all devices of all processes; what it holds depends on neither.
+TREE = """
+import sys
+import jax, numpy as np
+from jax.sharding import NamedSharding, PartitionSpec
+from glm_jax.io.checkpoints import Checkpoints, abstract
+mesh = jax.make_mesh((jax.device_count() // 2, 2), ("fsdp", "tensor"))
+def tree(make):
+    specs = {"w": ((48, 6), ("fsdp", "tensor")), "v": ((8,), ("tensor",)), "s": ((), ())}
+    place = {name: NamedSharding(mesh, PartitionSpec(*spec)) for name, (_, spec) in specs.items()}
+    return {name: make(shape, place[name]) for name, (shape, _) in specs.items()}
+def number(shape, sharding):
+    whole = np.arange(int(np.prod(shape)), dtype=np.float32).reshape(shape) + len(shape)
+    return jax.make_array_from_callback(shape, sharding, lambda index: whole[index])
+"""
+SAVE = (
+    TREE
+    + """
+with Checkpoints(sys.argv[1]) as checkpoints:
+    checkpoints.save(5, tree(number), None, {"step": 5})
+print("saved")
+"""
+)
+RESTORE = (
+    TREE
+    + """
+with Checkpoints(sys.argv[1]) as checkpoints:
+    step, host = checkpoints.newest()
+    found, _ = checkpoints.restore(step, abstract(tree(number)), None)
+same = [x.sharding == y.sharding and all(np.array_equal(a.data, b.data) for a, b in
+        zip(x.addressable_shards, y.addressable_shards)) for x, y in zip(*map(jax.tree.leaves, (found, tree(number))))]
+print(step, host["step"], all(same), len(same))
+"""
+)
+
+
+@pytest.mark.parametrize(("savers", "restorers"), [((2, 2), (1, 8)), ((1, 8), (2, 4)), ((2, 1), (3, 2))])
+def test_another_number_of_processes_restores_onto_its_own_mesh(tmp_path, savers, restorers):
+    """(processes, devices of each) that save, and that restore."""
+    assert run_together(SAVE, *savers, str(tmp_path)) == ["saved"] * savers[0]
+    assert run_together(RESTORE, *restorers, str(tmp_path)) == ["5 5 True 3"] * restorers[0]
 
 
 def files(step):
