@@ -10,6 +10,8 @@ from glm_jax.learn.optimizer import MAIN
 from tests.model.tiny import named_leaves
 from tests.program.runs import on_one_device, program, sampled, scenario
 
+pytestmark = pytest.mark.usefixtures("hasty_compiles")
+
 # Once first moments are (1 - b1) · gradient; later they are sums of gradients, in which a difference would stay.
 STATES = ["rl", "sft", "value", "end"]
 MESHES = {

@@ -12,6 +12,8 @@ from glm_jax.rollout import generate, slots
 from glm_jax.rollout.config import RolloutConfig
 from tests.model.tiny import random_params, tiny_config
 
+pytestmark = pytest.mark.usefixtures("hasty_compiles")
+
 
 @pytest.mark.parametrize("count", [1, 4])  # one slot's row is written by another operation than many slots' rows
 def test_no_operation_of_the_decode_loop_passes_over_a_whole_cache(count):
