@@ -57,6 +57,12 @@ def _define_sparsity(values: flags.FlagValues) -> None:
     _define_repeats(values)
 
 
+def _define_checkpoint(values: flags.FlagValues) -> None:
+    flags.DEFINE_integer("mib", 1024, "size of the state", lower_bound=1, flag_values=values)
+    flags.DEFINE_string("folder", None, "on the disk that is measured (default: the current one)", flag_values=values)
+    _define_repeats(values)
+
+
 def _define_critic(values: flags.FlagValues) -> None:
     about = "rollouts of training tasks that the baseline is fitted on; never fewer than are held out"
     flags.DEFINE_integer("rollouts", 2048, about, lower_bound=1, flag_values=values)
@@ -106,6 +112,14 @@ def _sandbox(command: Command) -> str:
     return sandbox.run(options.repeats, _report(command), options.smoke)
 
 
+def _checkpoint(command: Command) -> str:
+    from glm_jax.bench import checkpoint
+
+    options = command.flags
+    folder = Path(options.folder) if options.folder else None
+    return checkpoint.run(options.repeats, options.mib, folder, _report(command), options.smoke)
+
+
 def _flops(command: Command) -> str:
     from glm_jax.bench import flops
 
@@ -117,13 +131,16 @@ def _report(command: Command) -> Path | None:
 
 
 def _help() -> str:
-    lines = [f"  {name:<8} {bench.about}" for name, bench in BENCHES.items()]
+    lines = [f"  {name:<10} {bench.about}" for name, bench in BENCHES.items()]
     return "\n".join(
         ["usage: glm-jax bench NAME [flags]", "", *lines, "", "glm-jax bench NAME --help lists its flags."]
     )
 
 
 BENCHES = {
+    "checkpoint": Bench(
+        "saving and restoring a state, beside a plain copy of the same bytes", _define_checkpoint, (), _checkpoint
+    ),
     "flops": Bench(
         "operations and cache bytes per token of the 744B model, 4k to 1M context", _define_json, (), _flops
     ),

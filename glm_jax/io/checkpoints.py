@@ -43,7 +43,8 @@ class Checkpoints:
         self.folder.mkdir(parents=True, exist_ok=True)
         # Orbax would let old steps go before the new one is sealed.
         options = ocp.CheckpointManagerOptions(max_to_keep=None)
-        self._manager = ocp.CheckpointManager(self.folder, options=options, item_names=(POLICY, CRITIC, HOST))
+        handlers = {POLICY: _arrays(), CRITIC: _arrays(), HOST: ocp.JsonCheckpointHandler()}
+        self._manager = ocp.CheckpointManager(self.folder, options=options, item_handlers=handlers)
         self._thread = ThreadPoolExecutor(1, "checkpoint")
         self._pending: tuple[int, Future[None]] | None = None
 
@@ -68,9 +69,9 @@ class Checkpoints:
         survives a kill.
         """
         self.wait()
-        items = {POLICY: ocp.args.StandardSave(policy), HOST: ocp.args.JsonSave(host)}
+        items = {POLICY: ocp.args.PyTreeSave(policy), HOST: ocp.args.JsonSave(host)}
         if critic is not None:
-            items[CRITIC] = ocp.args.StandardSave(critic)
+            items[CRITIC] = ocp.args.PyTreeSave(critic)
         self._manager.save(step, args=ocp.args.Composite(**items), force=True)
         self._pending = step, self._thread.submit(self._finish, self.folder / str(step))
 
@@ -124,9 +125,9 @@ class Checkpoints:
     def restore(self, step: int, policy: Any, critic: Any) -> tuple[Any, Any]:
         """Policy and critic of `step`, bit by bit, placed like the given trees of arrays or ShapeDtypeStructs."""
         self.wait()
-        items = {POLICY: ocp.args.StandardRestore(abstract(policy))}
+        items = {POLICY: _onto(policy)}
         if critic is not None:
-            items[CRITIC] = ocp.args.StandardRestore(abstract(critic))
+            items[CRITIC] = _onto(critic)
         found = self._manager.restore(step, args=ocp.args.Composite(**items))
         return found[POLICY], found[CRITIC] if critic is not None else None
 
@@ -144,11 +145,19 @@ def restore_weights(step_folder: Path | str, params: Any) -> Any:
     folder = Path(step_folder).absolute()
     if problem := damage(folder):
         raise CheckpointError(f"checkpoint {folder} is damaged: {problem}.")
-    item = {"params": abstract(params)}
+    with ocp.Checkpointer(_arrays()) as checkpointer:
+        return checkpointer.restore(folder / POLICY, args=_onto({"params": params}, partial_restore=True))["params"]
+
+
+def _arrays() -> ocp.PyTreeCheckpointHandler:
+    # Weights and moments hardly compress (8 % of random floats), and compressing takes most of a save's time.
+    return ocp.PyTreeCheckpointHandler(use_compression=False)
+
+
+def _onto(tree: Any, **options: Any) -> ocp.args.PyTreeRestore:
+    item = abstract(tree)
     arguments = ocp.checkpoint_utils.construct_restore_args(item)
-    with ocp.Checkpointer(ocp.PyTreeCheckpointHandler()) as checkpointer:
-        restore = ocp.args.PyTreeRestore(item=item, restore_args=arguments, partial_restore=True)
-        return checkpointer.restore(folder / POLICY, args=restore)["params"]
+    return ocp.args.PyTreeRestore(item=item, restore_args=arguments, **options)
 
 
 def abstract(tree: Any) -> Any:
