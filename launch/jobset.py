@@ -6,7 +6,7 @@ from typing import Any
 
 import yaml
 
-from launch.job import RETRIED, Job, worker
+from launch.job import PORT, RETRIED, Job, worker
 from launch.topology import LaunchError
 
 SLICE, CONTAINER = "slice", "train"  # names of the child jobs and of their container
@@ -38,7 +38,7 @@ def manifest(job: Job, image: str, claim: str, namespace: str = "default", spot:
                 "image": image,
                 "command": ["bash", "-c", script(job)],
                 "env": [_label("JOB_INDEX", "jobset.sigs.k8s.io/job-index")],
-                "ports": [{"containerPort": port} for port in ((8471, 8080, 8476) if family.tpu else (8476,))],
+                "ports": [{"containerPort": port} for port in ((8471, 8080, PORT) if family.tpu else (PORT,))],
                 "resources": {"requests": dict(chips), "limits": dict(chips)},
                 "volumeMounts": [{"name": "runs", "mountPath": path}],
             }

@@ -31,6 +31,7 @@ def join(environment: Mapping[str, str] = os.environ) -> None:
     if not address.rpartition(":")[2].isdigit():
         raise RunError(f"{COORDINATOR}={address}: write HOST:PORT.")
     if count > 1:
+        # Under SLURM jax would otherwise give each process a single GPU of its host.
         jax.distributed.initialize(
             address, count, number, cluster_detection_method="deactivate", initialization_timeout=START_LIMIT
         )

@@ -11,14 +11,16 @@ from tests.processes import run_together
 PROGRAM = """
 import jax
 from jax.experimental.multihost_utils import process_allgather
-print(jax.process_count(), jax.device_count(), process_allgather(jax.process_index()).tolist())
+numbers = process_allgather(jax.process_index()).tolist()
+print(jax.process_count(), jax.device_count(), numbers, jax.config.values["jax_cuda_visible_devices"])
 """
 
 
 def test_two_processes_join_by_the_three_variables_alone():
-    # A scheduler's variables that would say otherwise.
-    slurm = {"SLURM_JOB_ID": "1", "SLURM_NTASKS": "9", "SLURM_PROCID": "5", "SLURM_STEP_NODELIST": "nowhere"}
-    assert run_together(PROGRAM, 2, 3, **slurm) == ["2 6 [0, 1]"] * 2
+    # A scheduler's variables say otherwise: nine processes, of which each takes the GPU of its number on the host.
+    slurm = dict(JOB_ID="1", NTASKS="9", PROCID="5", LOCALID="5", STEP_NODELIST="nowhere", STEP_NUM_NODES="1")
+    slurm = {f"SLURM_{name}": value for name, value in slurm.items()}
+    assert run_together(PROGRAM, 2, 3, **slurm) == ["2 6 [0, 1] all"] * 2
 
 
 def test_alone_nothing_is_joined(monkeypatch):

@@ -340,11 +340,14 @@ def test_an_evaluation_that_was_given_up_is_made_again(tmp_path):
             loop.run()
         made = [s for s, row in rows if "eval/reward" in row]
         if replay(workdir / "ledger.jsonl").fates["unused"] > 3 * len(made):
-            break  # in the midst of an evaluation
+            break
+    else:
+        pytest.fail("it was never stopped in the midst of an evaluation")
     step = max(saver.saved)
     assert saver.saved[step][2]["evaluated"] < step and step not in made
     make_loop(workdir, settings, saver=saver, rows=rows, restored=saver.saved[step]).run()
     assert [s for s, row in rows if "eval/reward" in row] == [1, 3, 5]
+    assert all(row["eval/invalid"] == 0 for _, row in rows if "eval/reward" in row), "no answer of the one given up"
 
 
 @pytest.mark.parametrize("resume_at", [None, 3, 14])
