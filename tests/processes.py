@@ -25,7 +25,7 @@ def run_together(program: str, count: int, devices: int, *args: str, **environme
     try:
         found = []
         for process in made:
-            out, error = process.communicate(timeout=120)
+            out, error = process.communicate(timeout=300)
             assert process.returncode == 0, error
             found.append([line for line in out.splitlines() if not line.startswith("[Gloo]")][-1])
         return found

@@ -177,7 +177,13 @@ print(step, host["step"], all(same), len(same))
 )
 
 
-@pytest.mark.parametrize(("savers", "restorers"), [((2, 2), (1, 8)), ((1, 8), (2, 4)), ((2, 1), (3, 2))])
+more = pytest.mark.scale
+
+
+@pytest.mark.parametrize(
+    ("savers", "restorers"),
+    [((2, 2), (1, 8)), pytest.param((1, 8), (2, 4), marks=more), pytest.param((2, 1), (3, 2), marks=more)],
+)
 def test_another_number_of_processes_restores_onto_its_own_mesh(tmp_path, savers, restorers):
     """(processes, devices of each) that save, and that restore."""
     assert run_together(SAVE, *savers, str(tmp_path)) == ["saved"] * savers[0]
