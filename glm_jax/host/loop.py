@@ -47,7 +47,7 @@ class Saver(Protocol):
 class Loop:
     """A run between two kills. `host` is the host item of the checkpoint it goes on from, or None.
 
-    `stop()` is asked between two rounds whether the machine is about to be taken away.
+    `told_to_stop()` is asked between two rounds whether the machine is about to be taken away.
     """
 
     def __init__(
@@ -62,9 +62,9 @@ class Loop:
         reporter: Reporter,
         identity: dict,
         host: dict | None = None,
-        stop: Callable[[], bool] = lambda: False,
+        told_to_stop: Callable[[], bool] = lambda: False,
     ):
-        self.stop = stop
+        self.told_to_stop = told_to_stop
         self.plan, self.tasks, self.sampling, self.saver, self.reporter = plan, tasks, sampling, saver, reporter
         self.ledger, self.device, self.scorer = sampling.ledger, sampling.device, sampling.scorer
         self.prompts, self.examples, self.baseline, self.identity = prompts, examples, baseline, identity
@@ -88,7 +88,7 @@ class Loop:
         """Goes on until the last step is made, evaluated and saved."""
         try:
             while True:
-                if self.stop():
+                if self.told_to_stop():
                     self._stop()
                 self._evaluate_if_due()
                 if self.evaluation is None:
@@ -331,11 +331,9 @@ class Loop:
         All rounds come back first. In deterministic mode the sampler is then emptied and every live rollout sent again
         from its tokens, as a resumed run does, so that both go on from the same bits.
         """
-        last = self.step == self.plan.steps
-        every = self.plan.checkpoint_every
-        due = last or (every and self.step % every == 0)
-        due = due or (self.plan.checkpoint_evaluated and self.evaluated == self.step)
-        if self.saved == self.step or not due:
+        last, every = self.step == self.plan.steps, self.plan.checkpoint_every
+        evaluated = self.plan.checkpoint_evaluated and self.evaluated == self.step
+        if self.saved == self.step or not (last or evaluated or (every and self.step % every == 0)):
             return
         self._save(finished=last)
         if self.plan.deterministic and not last:

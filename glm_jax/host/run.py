@@ -84,8 +84,8 @@ def train(config: RunConfig, workdir: Path) -> None:
         baseline = Baseline(config.learn.advantage, host["baseline"] if host else ())
         identity = {"config": flat(config), "fingerprint": fingerprint(config)}
         report = Report(writer, progress)
-        stop = lambda: notice.given
-        loop = Loop(plan, tasks, sampling, prompts, examples, baseline, saver, report, identity, host, stop)
+        told = lambda: notice.given
+        loop = Loop(plan, tasks, sampling, prompts, examples, baseline, saver, report, identity, host, told)
         loop.run()
         writer.flush()
         finish(workdir, model, sampling.device.state.policy.params, loop.samples, progress.say, _source(config))
