@@ -9,8 +9,8 @@ STAMP := .venv/installed
 PARITY := .venv/parity
 COMPILERS := .venv/compilers
 MARKERS := kernels compile envs scale rollout parity
-# Workers beyond two gain little: XLA already uses every core. Tests of an xdist_group share what one worker computed.
-PYTEST := JAX_PLATFORMS=cpu $(BIN)/python -m pytest -n 2 --dist loadgroup -q
+# Workers beyond two gain little: XLA already uses every core.
+PYTEST := JAX_PLATFORMS=cpu $(BIN)/python -m pytest -n 2 -q
 
 .PHONY: setup demo test test-all lint lock clean
 .NOTPARALLEL:

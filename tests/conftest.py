@@ -14,6 +14,24 @@ os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0.5")
 os.environ.setdefault("JAX_DEFAULT_MATMUL_PRECISION", "highest")
 
 
+APART = ("tests/test_readme.py",)  # its tests share nothing
+TOGETHER = ("tests/program/",)  # its files share what they compute
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config, log):
+    """Sends a file's tests to one worker, where they share fixtures and what is cached."""
+    from xdist.scheduler import LoadScopeScheduling
+
+    class ByFile(LoadScopeScheduling):
+        def _split_scope(self, nodeid: str) -> str:
+            if nodeid.startswith(APART):
+                return nodeid
+            return next((folder for folder in TOGETHER if nodeid.startswith(folder)), nodeid.partition("::")[0])
+
+    return ByFile(config, log)
+
+
 @pytest.fixture(scope="module")
 def hasty_compiles():
     """LLVM spends less on the same XLA program: for modules that compare with a reference within a tolerance.

@@ -151,7 +151,6 @@ def place(tmp_path_factory):
 
 
 @pytest.mark.rollout
-@pytest.mark.xdist_group("critic")
 def test_the_critic_of_a_run_is_judged_beside_the_baseline_per_family(place):
     report = place / "found.json"
     found = call(place, "bench", "critic", "--workdir", str(place / "run"), NO_RL, "--rollouts=24", f"--json={report}")
@@ -169,7 +168,6 @@ def test_the_critic_of_a_run_is_judged_beside_the_baseline_per_family(place):
 
 
 @pytest.mark.rollout
-@pytest.mark.xdist_group("critic")
 @pytest.mark.parametrize(
     ("flags", "message"),
     [

@@ -24,7 +24,6 @@ pytestmark = pytest.mark.rollout
 
 ROOT = Path(__file__).resolve().parents[2]
 STEPS = 3 + 2 + 6
-of_one_run = pytest.mark.xdist_group("run")  # tests of what the fixture `whole` left
 CONFIG = """
 from glm_jax.config.strict import default_config
 
@@ -83,7 +82,6 @@ def same_files(a: Path, b: Path) -> None:
     assert (a / "ledger.jsonl").read_bytes() == (b / "ledger.jsonl").read_bytes()
 
 
-@of_one_run
 def test_a_run_leaves_its_policy_its_figures_and_its_picture(whole):
     rows = read_metrics(whole)
     learned = [row for row in rows if "time/round" in row]
@@ -101,13 +99,11 @@ def test_a_run_leaves_its_policy_its_figures_and_its_picture(whole):
     assert list((whole / "tensorboard").iterdir())
 
 
-@of_one_run
 def test_a_finished_run_says_that_nothing_is_left_to_do(place, whole):
     again = call(place, "train", "--workdir", str(whole))
     assert again.returncode == 0 and "nothing left to do" in again.stdout
 
 
-@of_one_run
 def test_what_a_kill_kept_a_finished_run_from_leaving_is_made_up_for(place, whole):
     before = (whole / "policy" / "model.safetensors").read_bytes()
     (whole / "policy" / "config.json").unlink()
@@ -117,14 +113,12 @@ def test_what_a_kill_kept_a_finished_run_from_leaving_is_made_up_for(place, whol
     assert (whole / "policy" / "model.safetensors").read_bytes() == before
 
 
-@of_one_run
 def test_another_config_in_the_same_workdir_is_refused(place, whole):
     again = call(place, "train", "--workdir", str(whole), "--config.rl.steps=7", "--config.seed=4")
     assert again.returncode == 1 and "Traceback" not in again.stderr
     assert "rl.steps: 6 there, 7 now" in again.stderr and "seed: 0 there, 4 now" in again.stderr
 
 
-@of_one_run
 def test_killed_ten_times_at_random_moments_it_ends_with_the_same_bits(place, whole):
     torn, rng, kills = place / "torn", np.random.default_rng(0), 0
     for _ in range(40):
@@ -167,7 +161,6 @@ def test_sigterm_leaves_a_checkpoint_and_a_code_that_asks_for_another_start(plac
     assert not book.live and book.fates["trained"] == 8 * 8
 
 
-@of_one_run
 def test_eval_agrees_about_a_workdir_and_the_folder_that_it_exported(place, whole, tmp_path):
     for source in (["--workdir", str(whole)], ["--model", str(whole / "policy")]):
         found = call(place, "eval", *source, "--samples", "2", "--json", str(tmp_path / f"{len(source[0])}.json"))

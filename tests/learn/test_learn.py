@@ -32,7 +32,7 @@ from tests.learn.batches import (
 from tests.learn.test_advantage import reference as numpy_gae
 from tests.model.tiny import named_leaves
 
-pytestmark = [pytest.mark.usefixtures("hasty_compiles"), pytest.mark.xdist_group("learn")]
+pytestmark = pytest.mark.usefixtures("hasty_compiles")
 
 
 @jax.jit

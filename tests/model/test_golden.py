@@ -16,7 +16,7 @@ from glm_jax.model import cache as caches
 from glm_jax.model.heads import unembed
 from glm_jax.model.weights import unstack
 
-pytestmark = [pytest.mark.usefixtures("hasty_compiles"), pytest.mark.xdist_group("golden")]
+pytestmark = pytest.mark.usefixtures("hasty_compiles")
 
 GOLDEN = Path(__file__).parents[1] / "golden"
 TOLERANCE = dict(atol=2e-4, rtol=1e-4)

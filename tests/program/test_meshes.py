@@ -26,12 +26,8 @@ def close(got, want, scale: float, name: str) -> None:
     np.testing.assert_allclose(np.asarray(got) / scale, np.asarray(want) / scale, atol=2e-5, err_msg=name)
 
 
-FAST = "expert=4 data=2"
-with_test_round = pytest.mark.xdist_group("program")  # which runs the same program on one device
-
-
 @pytest.mark.parametrize(
-    "mesh", [pytest.param(name, marks=with_test_round if name == FAST else pytest.mark.scale) for name in MESHES]
+    "mesh", [pytest.param(name, marks=[] if name == "expert=4 data=2" else pytest.mark.scale) for name in MESHES]
 )
 def test_eight_devices_give_what_one_gives(mesh):
     want, got = on_one_device(), scenario(program(MESHES[mesh]))
