@@ -14,7 +14,7 @@ os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0.5")
 os.environ.setdefault("JAX_DEFAULT_MATMUL_PRECISION", "highest")
 
 
-APART = ("tests/test_readme.py",)  # its tests share nothing
+APART = ("tests/test_readme.py", "tests/pallas_kernels/", "tests/envs/")  # their tests share nothing
 TOGETHER = ("tests/program/",)  # its files share what they compute
 
 
