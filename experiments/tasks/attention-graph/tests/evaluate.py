@@ -19,15 +19,18 @@ ALLOWED = set(
     "select sign slice sqrt subtract tanh transpose xor add maximum minimum return".split()
 )
 MOST = 500  # operations that are worth a compilation
+NAME = r'@("[^"]*"|[\w.$-]+)'  # of a function, which may be any text
 
 
 def functions(text):
     """name -> lines of each function of a module's text."""
     found, name = {}, None
     for line in text.splitlines():
-        if match := re.search(r"func\.func (?:public |private )?@([\w.]+)\(", line):
+        if match := re.search(rf"^ *func\.func (?:public |private )?{NAME}\(", line):
             name = match[1]
             found[name] = []
+        elif "func.func" in line:
+            raise ValueError(f"{line[:80]} is no function that can be counted")
         elif name:
             found[name].append(line)
     return found
@@ -39,10 +42,14 @@ def cost(found, name, depth=0):
         raise ValueError("functions call each other too deeply")
     operations = products = 0
     for line in found[name]:
-        for callee in re.findall(r"(?:func\.)?call @([\w.]+)", line):
+        code = line.split(" loc(")[0]
+        callees = re.findall(rf"\bcall {NAME}\(", code)
+        if len(callees) != len(re.findall(r"(?<!@)\bcall", re.sub(r'"[^"]*"', "", code))):
+            raise ValueError(f"{code[:80]} calls what cannot be counted")
+        for callee in callees:
             more, most = cost(found, callee, depth + 1)
             operations, products = operations + more, products + most
-        for dialect, kind in re.findall(r'"?\b(\w+)\.(\w+)"?(?=[ (<])', line.split(" loc(")[0]):
+        for dialect, kind in re.findall(r'"?\b(\w+)\.(\w+)"?(?=[ (<])', code):
             if dialect in ("func", "module", "sdy", "mhlo", "builtin", "vhlo", "chlo") or (
                 dialect == "stablehlo" and kind not in ALLOWED
             ):
