@@ -12,6 +12,7 @@ from glm_jax.envs.gates import attacks, pipeline
 from glm_jax.envs.gates.record import UngatedTask, admitted
 from glm_jax.envs.gates.replay import replay
 from glm_jax.envs.sandbox.box import Collected
+from glm_jax.envs.sandbox.files import File
 from glm_jax.envs.tasks.harbor import read_task
 from glm_jax.envs.verify.attempt import agent_box, scripted
 from glm_jax.envs.verify.grade import grade, grade_in_place
@@ -156,6 +157,23 @@ def test_a_service_answers_and_a_candidate_that_abuses_it_fails(tmp_path, candid
     task = read_task(write(tmp_path / "task", SERVICE, solution=f"cat > /app/stats.py <<'PY'\n{candidate}\nPY\n"))
     verdict = grade(task, scripted(task, task.solution)[0])
     assert verdict.said.startswith(said) and (verdict.reward == 0.0) == bool(said), verdict
+
+
+@pytest.mark.parametrize(
+    "answer", ['"\\ud800"', "[" + ("[" * 40 + "]" * 40 + ",") * 100_000 + "0]"], ids=["half a character", "many values"]
+)
+def test_an_answer_that_is_hard_to_print_or_hold_fails_the_candidate_and_not_the_verifier(tmp_path, answer: str):
+    verify = """
+import sys
+sys.path.insert(0, "/grader")
+import grader
+def verify():
+    raise grader.Failed(f"it says {grader.parse(grader.read('/app/stats.py', 8 << 20))}")
+grader.main(verify)
+"""
+    task = read_task(write(tmp_path / "task", verify))
+    verdict = grade(task, Collected({"/app/stats.py": File(answer.encode())}, ()))
+    assert verdict.reward == 0.0, verdict.error
 
 
 def test_a_candidates_box_that_does_not_start_is_an_error_and_no_reward(tmp_path):

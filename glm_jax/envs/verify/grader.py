@@ -26,6 +26,7 @@ from typing import Any
 _LOGS = "/logs/verifier"
 _MOST = 8 << 20  # bytes of a candidate's output
 _DEEPEST = 50  # levels of JSON
+_LARGEST = 2 << 20  # bytes of JSON, which may take fifty times as many as values
 _settings = json.load(open(os.path.join(os.path.dirname(os.path.abspath(__file__)), "settings.json")))
 _limit = float(os.environ.get("GRADER_LIMIT", "inf"))  # seconds that any candidate gets
 _record: list[dict] = []
@@ -92,7 +93,9 @@ def read(path: str, limit: int = 1 << 20) -> bytes:
 
 
 def parse(data: bytes) -> Any:
-    """JSON as a value. Raises Failed where it is none, or nested so deeply that printing it would fail."""
+    """JSON as a value. Raises Failed where it is none, is too long, or nested so deeply that printing it would fail."""
+    if len(data) > _LARGEST:
+        raise Failed(f"JSON of {len(data)} bytes; {_LARGEST} are read")
     try:
         value = json.loads(data)
     except (ValueError, RecursionError) as error:
@@ -231,7 +234,7 @@ def main(verify: Callable[[], Mapping[str, float] | None]) -> None:
     try:
         reward, metrics = 1.0, dict(verify() or {})
     except Failed as error:
-        print(f"failed: {error}")
+        print(f"failed: {error}".encode(errors="backslashreplace").decode())  # JSON may hold half a character
         reward, metrics = 0.0, {}
     if "reward" in metrics:
         reward = metrics.pop("reward")
