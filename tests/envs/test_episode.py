@@ -76,6 +76,8 @@ def test_tools_do_what_they_say(tools):
         ("write_file", '{"path": "/usr/x", "content": ""}', "Read-only file system"),
         ("str_replace", '{"path": "/etc/passwd", "old": "nothing of it", "new": ""}', "old stands 0 times"),
         ("str_replace", '{"path": "/etc/passwd", "old": ":", "new": ""}', "it has to stand there exactly once"),
+        ("str_replace", '{"path": "/etc/passwd", "old": "\\ud800", "new": ""}', "old stands 0 times"),
+        ("bash", '{"command": "ls", "timeout": -1' + "0" * 400 + "}", "it is a number of seconds above 0"),
         ("_place", '{"path": "x"}', "there is no tool '_place'"),
     ],
 )

@@ -55,7 +55,7 @@ class Tools:
 
     def _bash(self, command: str, limit: float, timeout: float | None = None) -> Observation:
         if timeout is not None and timeout <= 0:
-            raise _Wrong(f"timeout is {timeout:g}; it is a number of seconds above 0")
+            raise _Wrong(f"timeout is {timeout}; it is a number of seconds above 0")
         limit = limit if timeout is None else min(limit, timeout)
         done = self._box.run(command, limit, env=self._env, cwd=self._workdir, output_bytes=self._output_bytes)
         parts = [str(done.out), f"[stderr]\n{done.err}" if done.err.total else ""]
@@ -81,10 +81,12 @@ class Tools:
         data, size = self._box.get(place, _LARGEST)
         if size > len(data):
             raise _Wrong(f"{path} has {size} bytes; str_replace edits files of up to {_LARGEST}")
-        count = data.count(old.encode()) if old else 0
+        # Half a character (a lone surrogate) stands in no text; what is written has a question mark for it.
+        before, after = old.encode(errors="surrogatepass"), new.encode(errors="replace")
+        count = data.count(before) if old else 0
         if count != 1:
             raise _Wrong(f"old stands {count} times in {path}; it has to stand there exactly once")
-        self._box.put({place: File(data.replace(old.encode(), new.encode()))})
+        self._box.put({place: File(data.replace(before, after))})
         return Observation(f"{path} edited")
 
     def _submit(self, limit: float) -> Observation:
