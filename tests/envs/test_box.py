@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shlex
 import shutil
 import signal
 import struct
@@ -216,6 +217,11 @@ def test_files_are_capped_and_filling_them_leaves_the_box_usable():
         "kill -9 1; kill -STOP 1; kill -INT 1; kill -TERM 1; kill -HUP 1; kill -USR1 1; false",
         "prlimit --pid 1 --nofile=1:1",
         "python3 -c 'import resource; resource.prlimit(1, resource.RLIMIT_CPU, (0, 0))'",
+        "renice 19 -p 1",
+        "renice 19 -u $(id -u)",
+        "chrt -i -p 0 1",
+        "ionice -c3 -p 1",
+        "taskset -p 1 1",
         "ls /proc/1/fd",
         "cat /proc/1/environ",
         "echo > /proc/1/mem",
@@ -304,6 +310,19 @@ def test_what_is_collected_is_regular_and_never_through_a_link():
         }
         assert sleepers(own) == 0
         assert len(own.collect(["/app/out"], most=1).files) == 1
+
+
+def test_a_tree_that_is_deep_or_of_folders_alone_cannot_flood_what_collects_it():
+    deep = "import os\nfor _ in range(300): os.mkdir('x' * 255); os.chdir('x' * 255)\nopen('y', 'w')"
+    wide = "import os\nfor i in range(500): os.mkdir(f'wide/{i}')"
+    with Box(SMALL) as own:
+        text(own, f"mkdir deep wide; cd deep; python3 -I -S -c {shlex.quote(deep)}")
+        text(own, f"python3 -I -S -c {shlex.quote(wide)}; echo z > wide/z")
+        found = own.collect(["/app/deep", "/app/wide"], most=100)
+        assert found.files == {}
+        [(path, reason), (folder, many)] = found.refused
+        assert len(path) <= 4096 + 255 and reason == "a path of more than 4096 characters"
+        assert folder.startswith("/app/wide/") and many == "more than 67108864 bytes or 100 files in all"
 
 
 def test_a_box_within_a_box_is_for_graders_alone():

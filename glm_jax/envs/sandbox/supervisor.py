@@ -34,6 +34,7 @@ _SET_DUMPABLE, _DROP_BOUNDING, _AMBIENT, _CLEAR_ALL = 4, 24, 47, 4  # prctl(2)
 _LAST_CAPABILITY = 63
 _HARDENED_MOUNT = 2 | 4 | 8  # nosuid, nodev, noexec
 _WATCH, _TIDY = 0.1, 0.5  # seconds between two looks at the memory, at what has ended
+_LONGEST = 4096  # characters of a path that is collected
 _KILL_LIMIT = 2.0  # seconds that a tree has to die before everything in the box is killed
 
 _libc = ctypes.CDLL(None, use_errno=True)
@@ -296,13 +297,19 @@ class Supervisor:
         """Regular files at and below `paths`, each read once, none through a link; and why others were left out.
 
         What is left out: anything else than a regular file, a file with a second name, what exceeds `limit` bytes or
-        `most` files in all.
+        `most` files and folders in all, what lies so deep that paths would hold more than the files.
         """
+        too_much = f"more than {limit} bytes or {most} files in all"
+        folders = 0
         taken: list[list] = []
         refused: list[list[str]] = []
         data = bytearray()
 
         def walk(folder: int, name: str, path: str) -> None:
+            nonlocal folders
+            if len(path) > _LONGEST:
+                refused.append([path, f"a path of more than {_LONGEST} characters"])
+                return
             try:
                 fd = os.open(name, os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW, dir_fd=folder)
             except OSError as error:
@@ -311,8 +318,11 @@ class Supervisor:
             try:
                 found = os.fstat(fd)
                 if stat.S_ISDIR(found.st_mode):
+                    folders += 1
                     for entry in sorted(os.listdir(fd)):
-                        if len(taken) + len(refused) > most:
+                        if len(taken) + len(refused) + folders > most:
+                            if not refused or refused[-1][1] != too_much:
+                                refused.append([f"{path}/{entry}", too_much])
                             return
                         walk(fd, entry, f"{path}/{entry}")
                 elif not stat.S_ISREG(found.st_mode):
@@ -320,7 +330,7 @@ class Supervisor:
                 elif found.st_nlink != 1:
                     refused.append([path, "a file with a second name"])
                 elif len(data) + found.st_size > limit or len(taken) >= most:
-                    refused.append([path, f"more than {limit} bytes or {most} files in all"])
+                    refused.append([path, too_much])
                 else:
                     with open(fd, "rb", closefd=False) as file:
                         piece = file.read(found.st_size)
