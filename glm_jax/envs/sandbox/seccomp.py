@@ -22,6 +22,7 @@ _NUMBER, _ARCH, _ARGUMENTS = 0, 4, 16  # offsets in struct seccomp_data
 _X32 = 0x40000000  # the bit of the x32 ABI, which has numbers of its own
 _NEW_NAMESPACE = 0x7E020080  # CLONE_NEW{TIME,CGROUP,UTS,IPC,USER,PID,NET,NS}
 _FAMILIES = (1, 2, 10, 16)  # AF_UNIX, AF_INET, AF_INET6, AF_NETLINK
+_PRIO_PROCESS, _IOPRIO_WHO_PROCESS = 0, 1
 _TIOCSTI, _TIOCLINUX = 0x5412, 0x541C  # ioctls that type into a terminal
 
 
@@ -34,7 +35,8 @@ class _Numbers:
     clone: int
     clone3: int
     socket: int
-    prlimit: int
+    own: tuple[int, ...]  # about a process, 0 being the caller: prlimit, sched_set{affinity,scheduler,param,attr}
+    priorities: tuple[int, int]  # setpriority, ioprio_set
     ioctl: int
 
 
@@ -55,7 +57,8 @@ _X86_64 = _Numbers(
     clone=56,
     clone3=435,
     socket=41,
-    prlimit=302,
+    own=(302, 203, 144, 142, 314),
+    priorities=(141, 251),
     ioctl=16,
 )
 _AARCH64 = _Numbers(
@@ -69,7 +72,8 @@ _AARCH64 = _Numbers(
     clone=220,
     clone3=435,
     socket=198,
-    prlimit=261,
+    own=(261, 122, 119, 118, 274),
+    priorities=(140, 30),
     ioctl=29,
 )
 _MACHINES = {"x86_64": _X86_64, "aarch64": _AARCH64}
@@ -97,8 +101,12 @@ def program(nesting: bool, watched: bool) -> bytes:
         code += _where(numbers.clone, 0, [_op(_ANY_BIT, _NEW_NAMESPACE, 0, 1), _fail(errno.EPERM)])
     families = [_op(_EQUAL, family, len(_FAMILIES) - i, 0) for i, family in enumerate(_FAMILIES)]
     code += _where(numbers.socket, 0, [*families, _fail(errno.EAFNOSUPPORT)])
-    # Another process's limits: a command could starve its supervisor, which has the same uid.
-    code += _where(numbers.prlimit, 0, [_op(_EQUAL, 0, 1, 0), _fail(errno.EPERM)])
+    # Another process's limits and turns: a command could starve its supervisor, which has the same uid.
+    only = lambda value: [_op(_EQUAL, value, 1, 0), _fail(errno.EPERM)]
+    for number in numbers.own:
+        code += _where(number, 0, only(0))
+    for number, of_a_process in zip(numbers.priorities, (_PRIO_PROCESS, _IOPRIO_WHO_PROCESS), strict=True):
+        code += _where(number, 0, only(of_a_process)) + _where(number, 1, only(0))
     typing = [op for request in (_TIOCSTI, _TIOCLINUX) for op in (_op(_EQUAL, request, 0, 1), _fail(errno.EPERM))]
     code += _where(numbers.ioctl, 1, typing)
     return b"".join([*code, _op(_RETURN, _ALLOW)])
