@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -139,19 +140,28 @@ def test_the_battery_covers_the_known_kinds_of_hack(tmp_path):
 def test_a_record_survives_its_file_and_opens_the_door_only_while_it_is_true(tmp_path):
     folder = write(tmp_path / "task")
     bundle = read_task(folder).bundle
-    good = Record(bundle, (Gate("lint", ""), Gate("oracle", "", (Trial("seed 1", 1.0), Trial("x", None, "skipped")))))
+    trials = (Trial("seed 1", 1.0), Trial("x", None, "skipped"))
+    others = tuple(Gate(name, "") for name in ("no-op", "incomplete", "attacks"))
+    good = Record(bundle, (Gate("lint", ""), Gate("oracle", "", trials), *others))
     record.write(folder, good)
     assert record.read(folder) == good and admitted(folder).name == "task"
     for bad, message in (
         (Record("0" * 64, good.gates), "was changed after it went through the gates"),
-        (Record(bundle, (*good.gates, Gate("no-op", "nothing done: reward 1"))), "did not pass the gate 'no-op'"),
+        (Record(bundle, (*good.gates[:2], Gate("no-op", "nothing done: reward 1"))), "did not pass the gate 'no-op'"),
         (Record(bundle, good.gates, pipeline=0), "gates of version 0, now 1"),
-        (Record(bundle, ()), "holds no gate"),
+        (Record(bundle, ()), "holds no gate lint, oracle, no-op, incomplete, attacks"),
+        (Record(bundle, good.gates[:3]), "holds no gate incomplete, attacks"),
+        (Record(bundle, (*good.gates[:4], Gate("attacks", None))), "is no record of gates"),
     ):
         record.write(folder, bad)
         with pytest.raises(UngatedTask, match=message):
             admitted(folder)
-    (folder / "gates.json").write_text('{"passed": true}')
+    for text in ('{"passed": true}', "[" * 200_000):
+        (folder / "gates.json").write_text(text)
+        with pytest.raises(UngatedTask, match="is no record of gates"):
+            admitted(folder)
+    (folder / "gates.json").unlink()
+    os.mkfifo(folder / "gates.json")
     with pytest.raises(UngatedTask, match="is no record of gates"):
         admitted(folder)
     (folder / "gates.json").unlink()

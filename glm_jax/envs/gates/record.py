@@ -9,6 +9,7 @@ from pathlib import Path
 from glm_jax.envs.tasks.harbor import read_task
 from glm_jax.envs.tasks.task import GATES_FILE, Task, TaskError, bundle_hash
 
+GATES = ("lint", "oracle", "no-op", "incomplete", "attacks")  # that every task has to pass; a solver's is one more
 PIPELINE = 1  # of the gates themselves: stronger gates get a new number, which voids what weaker ones found
 
 
@@ -73,15 +74,19 @@ def read(folder: Path) -> Record:
     """The record of a folder. Raises UngatedTask where there is none or it cannot be read."""
     path = folder / GATES_FILE
     try:
+        if path.exists() and not path.is_file():
+            raise ValueError("no regular file")
         data = json.loads(path.read_text())
         gates = tuple(
             Gate(gate["name"], gate["why"], tuple(_trial(*trial) for trial in gate["trials"].items()))
             for gate in data["gates"]
         )
+        if not all(isinstance(gate.why, str) for gate in gates):
+            raise TypeError("why is a text")
         return Record(data["bundle"], gates, data["pipeline"])
     except FileNotFoundError as error:
         raise UngatedTask(f"{folder} has not been through the gates: glm-jax envs check {folder}") from error
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise UngatedTask(f"{path} is no record of gates ({error!r}): glm-jax envs check {folder}") from error
 
 
@@ -99,6 +104,6 @@ def admitted(folder: Path) -> Task:
         raise UngatedTask(f"{folder} went through gates of version {record.pipeline}, now {PIPELINE}: {again}")
     if failing := record.failing:
         raise UngatedTask(f"{folder} did not pass the gate {failing.name!r}: {failing.why}")
-    if not record.gates:
-        raise UngatedTask(f"{folder / GATES_FILE} holds no gate: {again}")
+    if missing := [name for name in GATES if name not in {gate.name for gate in record.gates}]:
+        raise UngatedTask(f"{folder / GATES_FILE} holds no gate {', '.join(missing)}: {again}")
     return read_task(folder)
