@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 from pathlib import Path
 
@@ -166,6 +167,13 @@ def test_tests_that_fetch_their_runner_need_a_container(sample, line: str):
         ("[environment.env]", 'workdir = "/usr/x"\n[environment.env]', "'/usr/x', which a box needs itself"),
         ("[environment.env]", 'workdir = "/"\n[environment.env]', "has to be an absolute folder below /"),
         ("[agent]", "[agent", "task.toml"),
+        ("[agent]", "deep = " + "[" * 100_000, "task.toml: nested too deeply"),
+        ('memory = "2G"', "memory_mb = -1", "environment.memory is -1 MiB; it is 1 to 1048576"),
+        ('memory = "2G"', "memory_mb = 9999999999", "environment.memory is 9999999999 MiB; it is 1 to 1048576"),
+        ('memory = "2G"', f'memory = "{"9" * 400}G"', "environment.memory is inf MiB; it is 1 to 1048576"),
+        ("storage_mb = 64", "storage_mb = 0", "environment.storage is 0 MiB; it is 1 to 1048576"),
+        ("[environment.env]", 'workdir = "/a\\u0000b"\n[environment.env]', "has to be an absolute folder below /"),
+        ('"/job/out.txt"', '"/job/\\u0000"', "artifacts holds '/job/\\x00'"),
     ],
 )
 def test_a_malformed_task_is_one_clear_error(sample, before: str, after: str, message: str):
@@ -180,6 +188,26 @@ def test_a_malformed_task_is_one_clear_error(sample, before: str, after: str, me
 def test_a_missing_part_is_named(sample, name: str):
     (sample / name).unlink()
     with pytest.raises(TaskError, match=Path(name).name):
+        read_task(sample)
+
+
+@pytest.mark.parametrize("name", ["task.toml", "instruction.md", "environment/Dockerfile"])
+def test_a_part_that_is_no_text_or_endless_is_named(sample, name: str):
+    whole = (sample / name).read_bytes()
+    for content in (whole + b"\xff", whole + b"\n# more" * 200_000):
+        (sample / name).write_bytes(content)
+        with pytest.raises(TaskError, match=Path(name).name):
+            read_task(sample)
+    (sample / name).unlink()
+    os.mkfifo(sample / name)
+    with pytest.raises(TaskError, match=Path(name).name):
+        read_task(sample)
+
+
+@pytest.mark.parametrize("line", ["ENV", "COPY 'a", "WORKDIR"])
+def test_a_malformed_line_of_a_dockerfile_is_named(sample, line: str):
+    (sample / "environment" / "Dockerfile").write_text(f"FROM debian\n{line}\n")
+    with pytest.raises(TaskError, match="Dockerfile:2"):
         read_task(sample)
 
 

@@ -10,7 +10,7 @@ from importlib import metadata
 from pathlib import Path, PurePosixPath
 
 from glm_jax.envs.sandbox.files import File, read_tree
-from glm_jax.envs.tasks.task import NeedsContainer, Step, TaskError
+from glm_jax.envs.tasks.task import NeedsContainer, Step, TaskError, read_text
 
 # Bases whose programs the host's own read-only system stands in for.
 _BASES = re.compile(r"(docker\.io/)?(library/)?(python:3(\.\d+)*(-slim(-\w+)?)?|(ubuntu|debian)(:[\w.-]+)?)$")
@@ -33,6 +33,8 @@ def follow(path: Path) -> Recipe:
     recipe, based = Recipe(workdir="/"), False
     context = read_tree(path.parent)
     for line, name, rest in _instructions(path):
+        if not rest:
+            raise TaskError(f"{path}:{line}: {name} stands alone; something has to follow it")
         if name == "FROM":
             if based:
                 raise NeedsContainer(path, line, "several stages")
@@ -61,7 +63,7 @@ def follow(path: Path) -> Recipe:
 def _instructions(path: Path) -> list[tuple[int, str, str]]:
     """(line, name, rest) of each instruction, continued lines joined."""
     found, begin, text = [], 0, ""
-    for number, line in enumerate(path.read_text().splitlines(), 1):
+    for number, line in enumerate(read_text(path).splitlines(), 1):
         if line.lstrip().startswith("#") or (not line.strip() and not text):
             continue
         begin = begin or number
@@ -77,7 +79,10 @@ def _instructions(path: Path) -> list[tuple[int, str, str]]:
 
 
 def _copy(path: Path, line: int, rest: str, recipe: Recipe, context: Mapping[str, File]) -> None:
-    words = shlex.split(rest)
+    try:
+        words = shlex.split(rest)
+    except ValueError as error:
+        raise TaskError(f"{path}:{line}: COPY {rest}: {error}") from error
     if any(word.startswith("--") and not word.startswith(("--chown", "--chmod")) for word in words):
         raise NeedsContainer(path, line, f"COPY {rest}: options other than --chown and --chmod")
     words = [_expand(word, recipe.env) for word in words if not word.startswith("--")]

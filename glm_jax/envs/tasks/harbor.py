@@ -19,7 +19,7 @@ from typing import Any
 from glm_jax.envs.sandbox.files import File, placed, read_tree
 from glm_jax.envs.sandbox.limits import Limits
 from glm_jax.envs.tasks.dockerfile import Recipe, follow
-from glm_jax.envs.tasks.task import NeedsContainer, Task, TaskError
+from glm_jax.envs.tasks.task import NeedsContainer, Task, TaskError, read_text
 
 SCHEMAS = ("1.0", "1.1", "1.2", "1.3", "1.4")
 _TAKEN = (
@@ -53,18 +53,21 @@ _KNOWN = {
         *("network_mode", "env", "workdir", "docker_image", "gpus", "gpu_types", "healthcheck", "os"),
     },
 }
+_MOST_MIB = 1 << 20
 _UNITS = {"": 1 / 2**20, "K": 1 / 2**10, "M": 1, "G": 2**10, "T": 2**20}
 
 
 def read_task(folder: Path) -> Task:
     """The task of a folder. Raises TaskError where it is malformed, NeedsContainer where a box will not do."""
     path = folder / "task.toml"
+    if not path.is_file():
+        raise TaskError(f"{folder} is no task: it has no task.toml")
     try:
-        data = tomllib.loads(path.read_text())
-    except FileNotFoundError as error:
-        raise TaskError(f"{folder} is no task: it has no task.toml") from error
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        data = tomllib.loads(read_text(path))
+    except tomllib.TOMLDecodeError as error:
         raise TaskError(f"{path}: {error}") from error
+    except RecursionError as error:
+        raise TaskError(f"{path}: nested too deeply") from error
     reader = _Reader(path, data)
     version = str(reader.get("schema_version", str, reader.get("version", str, "1.0")))
     if version not in SCHEMAS:
@@ -89,7 +92,7 @@ def read_task(folder: Path) -> Task:
     return Task(
         folder=folder,
         name=reader.get("task.name", str, folder.resolve().name),
-        instruction=instruction.read_text(),
+        instruction=read_text(instruction),
         workdir=workdir,
         env=recipe.env | reader.strings("environment.env"),
         start=recipe.start,
@@ -148,12 +151,18 @@ class _Reader:
     def megabytes(self, name: str, default: int) -> int:
         """`NAME_mb`, or its older form `NAME = "4G"`."""
         if (value := self.get(f"{name}_mb", int, None)) is not None:
-            return value
+            return self._mebibytes(name, value)
         if (text := self.get(name, str, None)) is None:
             return default
         if not (match := re.fullmatch(r"(\d+(?:\.\d+)?)([KMGT]?)i?B?", text)):
             raise TaskError(f"{self.path}: {name} is {text!r}; it looks like '4G' or '512M'")
-        return max(1, int(float(match[1]) * _UNITS[match[2]]))
+        return self._mebibytes(name, max(1, float(match[1]) * _UNITS[match[2]]))
+
+    def _mebibytes(self, name: str, value: float) -> int:
+        """More than any machine has would leave a box without a cap."""
+        if not 1 <= value <= _MOST_MIB:
+            raise TaskError(f"{self.path}: {name} is {value} MiB; it is 1 to {_MOST_MIB}")
+        return int(value)
 
 
 def _typed(what: str, value: Any, kind: type) -> Any:
@@ -200,7 +209,7 @@ def _recipe(reader: _Reader, folder: Path, own: Mapping[str, Any]) -> Recipe:
 
 def _check_workdir(path: Path, workdir: str) -> None:
     pure = PurePosixPath(workdir)
-    if not pure.is_absolute() or pure == PurePosixPath("/") or ".." in pure.parts:
+    if not pure.is_absolute() or pure == PurePosixPath("/") or ".." in pure.parts or "\0" in workdir:
         raise TaskError(
             f"{path}: the work folder is {workdir!r}; it has to be an absolute folder below /, such as /app"
         )
@@ -221,7 +230,7 @@ def _artifacts(reader: _Reader, workdir: str) -> tuple[str, ...]:
     found = []
     for entry in reader.get("artifacts", list, [workdir]):
         source = entry.get("source") if isinstance(entry, dict) else entry
-        if not isinstance(source, str) or ".." in PurePosixPath(source).parts:
+        if not isinstance(source, str) or ".." in PurePosixPath(source).parts or "\0" in source:
             raise TaskError(f"{reader.path}: artifacts holds {entry!r}; an entry is a path, or a table with a source")
         path = PurePosixPath(workdir, source)
         mine = any(path.is_relative_to(log) for log in _HANDED_OVER)
@@ -280,5 +289,5 @@ def _tree(folder: Path) -> dict[str, File]:
 
 
 def _line(path: Path, key: str) -> int | None:
-    lines = path.read_text().splitlines()
+    lines = read_text(path).splitlines()
     return next((i for i, line in enumerate(lines, 1) if line.strip().startswith(key)), None)

@@ -11,6 +11,7 @@ from glm_jax.envs.sandbox.files import File, digest, read_tree
 from glm_jax.envs.sandbox.limits import Limits
 
 GATES_FILE = "gates.json"  # the one file of a task's folder that is no part of it
+_LONGEST = 1 << 20  # bytes of a text that a person or a model is to read
 
 
 class TaskError(ValueError):
@@ -65,6 +66,16 @@ class Task:
     def bundle(self) -> str:
         """SHA-256 of everything in the task's folder but its record of gates, as it is on disk now."""
         return bundle_hash(self.folder)
+
+
+def read_text(path: Path) -> str:
+    """A text file of a task. Raises TaskError where it is not UTF-8 or has more than a MiB."""
+    try:
+        if (size := path.stat().st_size) > _LONGEST:
+            raise TaskError(f"{path} has {size} bytes; {_LONGEST} are read")
+        return path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise TaskError(f"{path}: {error}") from error
 
 
 def bundle_hash(folder: Path) -> str:
