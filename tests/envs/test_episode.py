@@ -55,6 +55,8 @@ def test_tools_do_what_they_say(tools):
     assert "[... 3493 of 3893 bytes left out ...]" in use(tools, "bash", command="seq 1000")
     use(tools, "bash", command="seq 1000 > long")
     assert use(tools, "read_file", path="long").endswith("[... 3493 of 3893 bytes left out ...]\n")
+    assert use(tools, "write_file", path="a\udcff", content="") == "0 bytes written to a\\udcff"
+    assert use(tools, "b\ud800").startswith("error: there is no tool 'b\\ud800'")
     assert tools.call(ToolCall("1", "submit", "")).submitted
 
 

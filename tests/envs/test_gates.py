@@ -176,6 +176,12 @@ grader.main(verify)
     assert verdict.reward == 0.0, verdict.error
 
 
+def test_a_file_whose_name_is_no_text_is_told_in_a_text(tmp_path):
+    task = read_task(write(tmp_path / "task"))
+    said = grade(task, Collected({}, (("/app/\udcff", "a link"),))).said
+    assert said.encode().startswith(b"not collected: /app/\\udcff: a link\n")
+
+
 def test_a_candidates_box_that_does_not_start_is_an_error_and_no_reward(tmp_path):
     broken = "grader._settings['prefix'].append('--no-such-option')"
     verify = SERVICE.replace("def verify", f"{broken}\ndef verify")

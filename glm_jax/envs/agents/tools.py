@@ -19,11 +19,17 @@ _LARGEST = 8 << 20  # bytes of a file that str_replace edits
 
 @dataclass(frozen=True)
 class Observation:
-    """What a call came to, as the agent reads it. An error is one more observation: the agent may do better next."""
+    """What a call came to, as the agent reads it. An error is one more observation: the agent may do better next.
+
+    `text` is UTF-8 whatever the agent named its files: what is no text is shown as \\udcff.
+    """
 
     text: str
     error: bool = False
     submitted: bool = False
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "text", self.text.encode(errors="backslashreplace").decode())
 
 
 class _Wrong(ValueError):

@@ -62,6 +62,7 @@ def grade(
             env["GRADER_LIMIT"] = str(limit)
         verdict = _verdict(task, box, env, "/tests", record)
     refused = "".join(f"not collected: {path}: {reason}\n" for path, reason in found.refused)
+    refused = refused.encode(errors="backslashreplace").decode()  # names of files may be no text
     return replace(verdict, said=refused + verdict.said)
 
 
