@@ -178,6 +178,33 @@ def test_a_fork_bomb_hits_its_limit_and_is_cleared_away(box):
     assert text(box, "ls -d /proc/[0-9]* | wc -l").strip() in {"3", "4"}  # init, bash, ls and wc
 
 
+def test_a_fork_bomb_in_the_background_refuses_commands_until_it_is_stopped():
+    bomb = """
+import os, time
+if os.fork():
+    os._exit(0)
+for fd in (0, 1, 2):
+    os.close(fd)
+while True:
+    try:
+        if os.fork() == 0:
+            time.sleep(1000)
+    except OSError:
+        time.sleep(0.001)
+"""
+    with Box(SMALL) as own:
+        assert own.run([sys.executable, "-I", "-S", "-c", bomb], PATIENT).ok
+        refused = 0
+        for _ in range(400):  # six open files each would be more than the supervisor may have
+            try:
+                own.run("true", PATIENT)
+            except BoxError:
+                refused += 1
+        assert refused > 200
+        own.stop()
+        assert text(own, "echo alive") == "alive\n"
+
+
 def test_a_background_process_that_holds_the_output_is_not_waited_for(box):
     start = time.monotonic()
     assert str(box.run("sleep 1000 & echo done", PATIENT).out) == "done\n"

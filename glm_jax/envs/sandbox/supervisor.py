@@ -142,7 +142,12 @@ class Supervisor:
         before, start = _pids(), time.monotonic()
         pipes = [os.pipe() for _ in range(3)]
         (stdin_read, stdin_write), (out_read, out_write), (err_read, err_write) = pipes
-        child = os.fork()
+        try:
+            child = os.fork()
+        except OSError:  # the box is full of processes
+            for fd in (fd for pipe in pipes for fd in pipe):
+                os.close(fd)
+            raise
         if child == 0:
             self._exec(argv, env, cwd, (stdin_read, out_write, err_write))
         for fd in (stdin_read, out_write, err_write):
