@@ -176,6 +176,20 @@ grader.main(verify)
     assert verdict.reward == 0.0, verdict.error
 
 
+def test_memory_that_no_process_shows_costs_the_candidate_its_box_and_not_the_verdict(tmp_path):
+    hog = """
+import os
+with open("/proc/self/oom_score_adj", "w") as file:
+    file.write("0")
+fd = os.memfd_create("hidden")
+while True:
+    os.write(fd, bytes(1 << 20))
+"""
+    task = read_task(write(tmp_path / "task"))
+    verdict = grade(task, Collected({"/app/stats.py": File(hog.encode())}, ()))
+    assert verdict.reward == 0.0, verdict.error
+
+
 def test_a_file_whose_name_is_no_text_is_told_in_a_text(tmp_path):
     task = read_task(write(tmp_path / "task"))
     said = grade(task, Collected({}, (("/app/\udcff", "a link"),))).said

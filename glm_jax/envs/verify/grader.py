@@ -16,6 +16,7 @@ import os
 import random
 import resource
 import select
+import signal
 import subprocess
 import tempfile
 import time
@@ -273,7 +274,8 @@ def _candidate(argv: Sequence[str], files: Mapping[str, bytes], out: Any) -> Ite
         try:
             yield process, err
         finally:
-            ended = process.poll() is not None
+            # The kernel may end bubblewrap itself for the memory that its candidate takes: that is the candidate's.
+            ended = process.poll() not in (None, -signal.SIGKILL, 128 + signal.SIGKILL)
             process.kill()
             process.wait()
             for stream in (process.stdin, process.stdout):
