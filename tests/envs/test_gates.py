@@ -176,6 +176,22 @@ grader.main(verify)
     assert verdict.reward == 0.0, verdict.error
 
 
+def test_a_candidate_reads_neither_the_seed_nor_the_open_files_of_its_box(tmp_path):
+    verify = """
+import os, sys
+sys.path.insert(0, "/grader")
+import grader
+def verify():
+    look = "cat /proc/*/environ | tr '\\\\0' '\\\\n'; for p in /proc/[0-9]*; do readlink $p/fd/*; done"
+    raise grader.Failed(f"{os.environ['GRADER_SEED']}: {grader.run(['/bin/sh', '-c', look]).out}")
+grader.main(verify)
+"""
+    task = read_task(write(tmp_path / "task", verify))
+    said = grade(task, Collected({}, ()), seed=123454321).said
+    assert said.startswith("failed: 123454321: ") and "TERM=dumb" in said
+    assert "GRADER_SEED" not in said and "/tests" not in said and "/grader" not in said, said
+
+
 def test_memory_that_no_process_shows_costs_the_candidate_its_box_and_not_the_verdict(tmp_path):
     hog = """
 import os

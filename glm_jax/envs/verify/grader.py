@@ -268,6 +268,7 @@ def _candidate(argv: Sequence[str], files: Mapping[str, bytes], out: Any) -> Ite
                 stdin=subprocess.PIPE,
                 stdout=out,
                 stderr=err,
+                env={},  # or /proc/1/environ, which is bubblewrap's, tells the seed
                 pass_fds=(code.fileno(), status.fileno()),
                 preexec_fn=_bounded,  # or a candidate could use up the processes that the driver may start
             )
