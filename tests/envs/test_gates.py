@@ -192,6 +192,13 @@ grader.main(verify)
     assert "GRADER_SEED" not in said and "/tests" not in said and "/grader" not in said, said
 
 
+def test_a_seed_is_too_long_to_be_tried_out_from_the_inputs_it_drew(tmp_path):
+    verify = "import sys\nsys.path.insert(0, '/grader')\nimport grader\ndef verify():\n    "
+    verify += "raise grader.Failed(grader.seed())\ngrader.main(verify)\n"
+    said = grade(read_task(write(tmp_path / "task", verify)), Collected({}, ())).said
+    assert int(said.removeprefix("failed: ")) > 1 << 64
+
+
 def test_memory_that_no_process_shows_costs_the_candidate_its_box_and_not_the_verdict(tmp_path):
     hog = """
 import os

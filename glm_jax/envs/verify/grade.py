@@ -50,7 +50,7 @@ def grade(
 
     `record` asks for what the candidate was asked and answered; `limit` shortens the seconds that it gets.
     """
-    seed = secrets.randbits(32) if seed is None else seed
+    seed = secrets.randbits(128) if seed is None else seed
     places = folders(task)
     with Box(task.limits, folders=("/tests", "/logs", "/grader", *places), nesting=True) as box:
         box.put(found.files)
