@@ -41,7 +41,7 @@ def verify():
         ranked = sorted((-size, client) for client, size in total.items() if size)
         for most in (3, 100):
             want = "".join(f"{-size} {client}\n" for size, client in ranked[:most]).encode()
-            got = grader.output(["/bin/bash", "/app/top.sh", "/data/logs", str(most)], files=files)
+            got = grader.output(["/bin/bash", "/app/top.sh", "/data/logs", str(most)], files=files, timeout=10.0)
             if got != want:
                 raise grader.Failed(f"of {names}, the first {most}: {got[:200]!r}, not {want[:200]!r}")
 
