@@ -35,9 +35,9 @@ test-all: $(STAMP) $(PARITY) $(COMPILERS)
 		if [ $$marker = compile ]; then export PYTHONPATH=$(COMPILERS); else unset PYTHONPATH; fi; \
 		$(PYTEST) -m $$marker || exit $$?; done
 
-# torch from its CPU index: the default build brings gigabytes of CUDA.
+# torch from its CPU index: the default build brings gigabytes of CUDA. Every package is looked up there, hence few retries.
 $(PARITY): $(STAMP)
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-build-isolation \
+	$(BIN)/python -m pip install --quiet --retries 1 --disable-pip-version-check --no-build-isolation \
 		--extra-index-url https://download.pytorch.org/whl/cpu -e ".[parity]"
 	touch $@
 

@@ -60,8 +60,11 @@ def queues(queries: int, blocks: int, keys: int) -> int:
     return queries * shared_by(blocks, keys) * 3 * TOP_K * 8 + (8 << 20)
 
 
-def prefill(queries: int, keys: int, bits: int = 16) -> Case:
+def prefill(queries: int, keys: int, bits: int = 16, xla_selects: bool = False) -> Case:
+    """`xla_selects`: its formulation ends in `lax.top_k`, a full sort, rather than in scores."""
+
     def build(backend: str):
+        import jax
         import jax.numpy as jnp
 
         from pallas_kernels.index_select import index_select
@@ -70,7 +73,13 @@ def prefill(queries: int, keys: int, bits: int = 16) -> Case:
             return index_select(q, w, k, first, last, TOP_K, *scale, backend=backend)
 
         def xla(q, w, k, first, last, *scale):
-            return scores(q, w, k, *scale)
+            found = scores(q, w, k, *scale)
+            if not xla_selects:
+                return found
+            column = jnp.arange(keys)
+            seen = (first[..., None] <= column) & (column < last[..., None])
+            best = jax.lax.top_k(jnp.where(seen, found, -jnp.inf), TOP_K)[1]
+            return jnp.sort(best, axis=-1), jnp.minimum(last - first, TOP_K)
 
         row = ((1, queries), jnp.int32)
         q, k, scale = shapes_of(bits, (1, queries, HEADS, WIDTH), (1, keys, WIDTH))
@@ -90,7 +99,7 @@ def prefill(queries: int, keys: int, bits: int = 16) -> Case:
 
     used = queries * keys * HEADS * WIDTH
     moved = keys * key_bytes(bits) + queries * (HEADS * WIDTH * bits // 8 + 4 * HEADS + 4 * TOP_K)
-    shape = f"{queries} queries x {keys // 1024}k keys{IN[bits]}"
+    shape = f"{queries} queries x {keys // 1024}k keys{IN[bits]}" + xla_selects * ", XLA selects too"
     temporary = {"gpu": queues(queries, -(-queries // 4), keys)}
     return Case("index_select", shape, used, moved, build, times, shares_of(scoring), temporary, float8=bits == 8)
 
@@ -130,6 +139,7 @@ def decode(batch: int, queries: int, keys: int, page: int, bits: int = 16) -> Ca
 CASES = {
     "select_prefill_128k": prefill(1024, 1 << 17),
     "select_prefill_1m": prefill(64, 1 << 20),
+    "select_prefill_whole": prefill(128, 1 << 17, xla_selects=True),
     "select_prefill_float8_128k": prefill(1024, 1 << 17, bits=8),
     "select_decode_128k": decode(64, 1, 1 << 17, 128),
     "select_decode_4_128k": decode(64, 4, 1 << 17, 128),

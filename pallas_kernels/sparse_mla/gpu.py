@@ -123,7 +123,7 @@ def gather(ref, number, start: int = 0, size: int | None = None):
 
 
 def _attend(q_latent, q_rope, rows, fetch, index, count, scale: float, parts: int, interpret: bool):
-    """`fetch(refs of rows, query, chosen, seen)` gives a tile's features as `parts` of the latent, then the rope."""
+    """`fetch(refs of rows, query, chosen)` gives a tile's features as `parts` of the latent, then the rope."""
     batch, queries, heads, size = q_latent.shape
     tile = tiling(heads, parts)
     blocks, top_k, number = pl.cdiv(heads, tile.heads), index.shape[-1], batch * queries
