@@ -81,6 +81,9 @@ def test_the_table_of_a_device_holds_every_operation_and_finds_a_wrong_one():
         lambda a: a * (1.5 if backend == "other" else 1), operation("xla", *args)
     )
     assert device.compare(name, wrong, arguments, sizes, "other").difference == pytest.approx(0.5)
+    name, operation, arguments = operations[0]
+    later = lambda backend, *args: (operation("xla", *args)[0] + (256 if backend == "other" else 0),)
+    assert device.compare(name, later, arguments, sizes, "other").difference == 1
     with pytest.raises(RuntimeError, match="index_select does not run on cpu: .*no backend 'other'"):
         device.compare(*operations[0], sizes, "other")
 
