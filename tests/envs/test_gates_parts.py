@@ -148,7 +148,7 @@ def test_a_record_survives_its_file_and_opens_the_door_only_while_it_is_true(tmp
     for bad, message in (
         (Record("0" * 64, good.gates), "was changed after it went through the gates"),
         (Record(bundle, (*good.gates[:2], Gate("no-op", "nothing done: reward 1"))), "did not pass the gate 'no-op'"),
-        (Record(bundle, good.gates, pipeline=0), "gates of version 0, now 1"),
+        (Record(bundle, good.gates, pipeline=0), "gates of version 0, now 2"),
         (Record(bundle, ()), "holds no gate lint, oracle, no-op, incomplete, attacks"),
         (Record(bundle, good.gates[:3]), "holds no gate incomplete, attacks"),
         (Record(bundle, (*good.gates[:4], Gate("attacks", None))), "is no record of gates"),
