@@ -213,6 +213,12 @@ while True:
     assert verdict.reward == 0.0, verdict.error
 
 
+def test_more_than_a_box_holds_is_no_solution_and_no_error_of_the_verifier(tmp_path):
+    task = read_task(write(tmp_path / "task"))
+    verdict = grade(task, Collected({"/app/stats.py": File(bytes(200 << 20))}, ()))
+    assert verdict.reward == 0.0 and "1 artifacts of 200 MiB have no room" in verdict.said
+
+
 def test_a_file_whose_name_is_no_text_is_told_in_a_text(tmp_path):
     task = read_task(write(tmp_path / "task"))
     said = grade(task, Collected({}, (("/app/\udcff", "a link"),))).said

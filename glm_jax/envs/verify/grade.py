@@ -53,7 +53,11 @@ def grade(
     seed = secrets.randbits(128) if seed is None else seed
     places = folders(task)
     with Box(task.limits, folders=("/tests", "/logs", "/grader", *places), nesting=True) as box:
-        box.put(found.files)
+        try:
+            box.put(found.files)
+        except BoxError as error:  # an agent that hands in too much has not done its task
+            size = sum(len(file.data) for file in found.files.values()) >> 20
+            return Verdict(0.0, said=f"{len(found.files)} artifacts of {size} MiB have no room to be judged: {error}")
         logs = {"/".join(path.split("/")[:3]) for path in found.files if path.startswith("/logs/")}
         box.put(placed(task.tests, "/tests") | _grader((*places, *sorted(logs)), task.limits.processes // 2))
         box.run(["/bin/mkdir", "-p", LOGS], 10.0)
