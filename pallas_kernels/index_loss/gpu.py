@@ -9,7 +9,6 @@ keys: from dI, [queries, keys] in float32, of a block of queries at a time.
 from __future__ import annotations
 
 import functools
-import math
 from typing import NamedTuple
 
 import jax
@@ -17,11 +16,11 @@ import jax.numpy as jnp
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import triton as plt
 
-from pallas_kernels.gpu import shared_memory
+from pallas_kernels.blocks import in_blocks
+from pallas_kernels.gpu import LOG2_E, by_key, gather, shared_memory
 from pallas_kernels.index_loss.reference import kl
 from pallas_kernels.products import product
 
-LOG2_E = math.log2(math.e)
 FAR = -1e30  # below every score
 ENTRIES = 1 << 25  # of dI that exist at once
 OWNED = 64  # keys whose dk a program sums up
@@ -109,10 +108,6 @@ def _pieces(size: int) -> list[tuple[int, int]]:
     return found
 
 
-def _gather(ref, row, start: int, size: int):
-    return ref[row[:, None], start + jnp.arange(size)[None, :]]
-
-
 def _operands(q, w, a, lse):
     """Each query by itself, [N, ...], heads filled up to a power of two with such as add nothing."""
 
@@ -133,10 +128,10 @@ def _tile(refs, key_refs, program, scale: float):
     a = [a_ref[program, :, pl.ds(*piece)] for piece in pieces]
 
     def of(row):
-        keys = _gather(k_ref, row, 0, k_ref.shape[-1])
+        keys = gather(k_ref, row)
         dots = jnp.maximum(product(keys, q, (1, 1)), 0)
         score = jnp.sum(dots * w[None, :], axis=1)
-        logits = sum(product(part, _gather(c_ref, row, *piece), (1, 1)) for piece, part in zip(pieces, a, strict=True))
+        logits = sum(product(part, gather(c_ref, row, *piece), (1, 1)) for piece, part in zip(pieces, a, strict=True))
         p = jnp.sum(jnp.exp2(logits * (scale * LOG2_E) - lse[:, None]), axis=0)
         return dots, score, p, keys
 
@@ -197,11 +192,7 @@ def backward(sparse: bool, q, w, k, a, c, lse, scale: float, per_query, lse_i, m
     batch, queries, heads, width = q.shape
     keys = k.shape[1]
     block = max(1, min(queries, ENTRIES // (batch * keys)))
-    blocks = pl.cdiv(queries, block)
-
-    def split(x):
-        x = jnp.pad(x, [(0, 0), (0, blocks * block - queries)] + [(0, 0)] * (x.ndim - 2))
-        return x.reshape(batch, blocks, block, *x.shape[2:]).swapaxes(0, 1)
+    split, join = in_blocks(queries, block)
 
     def of_block(dk, inputs):
         q, w, a, lse, *some = inputs
@@ -210,9 +201,7 @@ def backward(sparse: bool, q, w, k, a, c, lse, scale: float, per_query, lse_i, m
         di = di.reshape(batch, block, -1)
         if sparse:
             index, count = which
-            at = jnp.where(jnp.arange(index.shape[-1]) < count[..., None], index, keys)
-            at = jnp.arange(batch)[:, None, None], jnp.arange(block)[:, None], at
-            di = jnp.zeros((batch, block, keys)).at[at].set(di, mode="drop", unique_indices=True)
+            di = by_key(di, index, count, keys, 0)
             which = jnp.zeros_like(count), jnp.where(count > 0, keys, 0)
         dk = _of_keys(dk, q, w, k, di, which, interpret)
         back = lambda x: x[:, :heads].reshape(batch, block, heads, *x.shape[2:])
@@ -220,7 +209,6 @@ def backward(sparse: bool, q, w, k, a, c, lse, scale: float, per_query, lse_i, m
 
     inputs = tuple(map(split, (q, w, a, lse, *per_query, lse_i, mass, cotangent)))
     dk, found = jax.lax.scan(of_block, jnp.zeros(k.shape, jnp.float32), inputs)
-    join = lambda x: x.swapaxes(0, 1).reshape(batch, blocks * block, *x.shape[3:])[:, :queries]
     dq, dw = map(join, found)
     return dq.astype(q.dtype), dw.astype(w.dtype), dk.astype(k.dtype)
 

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from pallas_kernels.compile.case import Case
 from pallas_kernels.compile.schedule import Loop, runs
+from pallas_kernels.gpu import sharers
 from pallas_kernels.index_select import tpu_decode
-from pallas_kernels.index_select.gpu import shared_by
+from pallas_kernels.index_select.gpu import LEAST
 from pallas_kernels.index_select.tpu import TOGETHER, key_tile, query_block
 from pallas_kernels.index_select.tpu_select import LANES, REACH_SPANS, ROWS, SLOT_REGISTERS, SPAN
 
@@ -57,7 +58,7 @@ def key_bytes(bits: int) -> int:
 
 def queues(queries: int, blocks: int, keys: int) -> int:
     """Bytes of candidates on a GPU: a queue of 2 k and the k that stay, rank and key of each, of every program."""
-    return queries * shared_by(blocks, keys) * 3 * TOP_K * 8 + (8 << 20)
+    return queries * sharers(blocks, keys, LEAST) * 3 * TOP_K * 8 + (8 << 20)
 
 
 def prefill(queries: int, keys: int, bits: int = 16, xla_selects: bool = False) -> Case:

@@ -13,15 +13,14 @@ import jax.numpy as jnp
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import triton as plt
 
-from pallas_kernels.gpu import want_float8
+from pallas_kernels.gpu import gather, sharers, want_float8
 from pallas_kernels.index_select.reference import LOWEST, ranks
 from pallas_kernels.products import product
 
 KEYS = 128  # scored at once
 COLUMNS = {2: 128, 4: 32}  # heads of all queries of a program, by the bytes of a key's entry
 LARGEST = 2048  # top_k: a queue has twice that, and registers hold what a program prunes
-PROGRAMS = 256  # that fill a GPU: where there are fewer blocks of queries, several programs share the keys
-LEAST = 4096  # keys of a program where several share them
+LEAST = 4096  # keys of a program where several share a block's
 MERGED = 8  # programs whose candidates are merged at once
 PARAMETERS = plt.CompilerParams(num_warps=8, num_stages=3)
 
@@ -64,7 +63,7 @@ def _select(q, w, k, k_scale, more, rows, first, last, top_k, keys, interpret):
     block = min(most // columns, pl.next_power_of_2(queries))
     blocks = pl.cdiv(queries, block)
     kept = max(KEYS, pl.next_power_of_2(top_k))
-    splits = shared_by(batch * blocks, keys)
+    splits = sharers(batch * blocks, keys, LEAST)
 
     def by_block(a, *pad):
         a = jnp.pad(a, [(0, 0), (0, blocks * block - queries), *pad])
@@ -119,7 +118,7 @@ def _select(q, w, k, k_scale, more, rows, first, last, top_k, keys, interpret):
             threshold, fill = carry
             key = begin + i * KEYS + jnp.arange(KEYS)
             row = rows(refs, program // blocks, jnp.minimum(key, end - 1))
-            tile = k_ref[row[:, None], jnp.arange(width)[None, :]].astype(kind)
+            tile = gather(k_ref, row).astype(kind)
             dots = jnp.maximum(product(tile, q, (1, 1)), 0) * w[None, :]
             score = jnp.sum(dots.reshape(KEYS, block, columns), axis=2)
             if scale_ref is not None:
@@ -165,12 +164,6 @@ def _select(q, w, k, k_scale, more, rows, first, last, top_k, keys, interpret):
     count = count.reshape(batch, blocks * block)[:, :queries]
     key = key.reshape(batch, blocks * block, kept)[:, :queries, :top_k]
     return jnp.where(jnp.arange(top_k) < count[..., None], key, 0), count
-
-
-def shared_by(blocks: int, keys: int) -> int:
-    """Programs that share the keys of a block of queries, a power of two."""
-    share = min(PROGRAMS // blocks, keys // LEAST)
-    return max(1, pl.next_power_of_2(share + 1) // 2)
 
 
 def best(rank, wanted):

@@ -6,6 +6,8 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
+from pallas_kernels.blocks import in_blocks
+
 LOWEST = jnp.iinfo(jnp.int32).min  # the rank of what is not visible
 SCORES = 1 << 24  # (query, key) pairs that exist at once
 
@@ -15,11 +17,7 @@ def index_select(q, w, k, first, last, top_k: int, k_scale=None) -> tuple[Int[Ar
     batch, queries = w.shape[:2]
     keys = k.shape[1]
     size = max(1, min(queries, SCORES // (batch * keys)))
-    blocks = -(-queries // size)
-
-    def split(a):
-        a = jnp.pad(a, [(0, 0), (0, blocks * size - queries)] + [(0, 0)] * (a.ndim - 2))
-        return a.reshape(batch, blocks, size, *a.shape[2:]).swapaxes(0, 1)
+    split, join = in_blocks(queries, size)
 
     def block(args):
         q, w, first, last = args
@@ -28,7 +26,6 @@ def index_select(q, w, k, first, last, top_k: int, k_scale=None) -> tuple[Int[Ar
         score = scores(q, w, k) if k_scale is None else scores(q, w, k) * k_scale[:, None]
         return columns_of(select(jnp.where(visible, ranks(score), LOWEST), top_k), top_k)
 
-    join = lambda a: a.swapaxes(0, 1).reshape(batch, blocks * size, *a.shape[3:])[:, :queries]
     return jax.tree.map(join, jax.lax.map(block, (split(q), split(w), split(first), split(last))))
 
 

@@ -6,7 +6,6 @@ on the tile before; Hopper's own gathering copy engine arrives only with Blackwe
 
 from __future__ import annotations
 
-import math
 from typing import NamedTuple
 
 import jax
@@ -16,14 +15,12 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import triton as plt
 from jaxtyping import Array, Float
 
-from pallas_kernels.gpu import shared_memory
+from pallas_kernels.gpu import LOG2_E, gather, shared_memory, sharers
 from pallas_kernels.products import product
 from pallas_kernels.sparse_mla.rows import LANES
 
-PROGRAMS = 256  # that fill a GPU: where there are fewer queries, several programs share a query's rows
-LEAST = 256  # rows that a program attends to at least
+LEAST = 256  # rows of a program where several share a query's
 FAR = -1e30  # below every score
-LOG2_E = math.log2(math.e)
 
 
 class Tiling(NamedTuple):
@@ -117,18 +114,12 @@ def _from_fp8(word):
     return jax.lax.bitcast_convert_type(bits, jnp.float16).astype(jnp.float32)
 
 
-def gather(ref, number, start: int = 0, size: int | None = None):
-    """Rows of a matrix, or some of their columns."""
-    return ref[number[:, None], start + jnp.arange(size or ref.shape[1])[None, :]]
-
-
 def _attend(q_latent, q_rope, rows, fetch, index, count, scale: float, parts: int, interpret: bool):
     """`fetch(refs of rows, query, chosen)` gives a tile's features as `parts` of the latent, then the rope."""
     batch, queries, heads, size = q_latent.shape
     tile = tiling(heads, parts)
     blocks, top_k, number = pl.cdiv(heads, tile.heads), index.shape[-1], batch * queries
-    share = PROGRAMS // max(1, number * blocks)
-    splits = max(1, min(pl.next_power_of_2(share + 1) // 2, top_k // LEAST))
+    splits = sharers(number * blocks, top_k, LEAST)
     per_split = pl.cdiv(pl.cdiv(top_k, splits), tile.rows) * tile.rows
 
     flat = lambda a: pad_heads(a.reshape(number, heads, a.shape[-1]), tile.heads)

@@ -12,9 +12,10 @@ import jax.numpy as jnp
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import triton as plt
 
-from pallas_kernels.gpu import shared_memory
+from pallas_kernels.blocks import in_blocks
+from pallas_kernels.gpu import LOG2_E, by_key, gather, shared_memory
 from pallas_kernels.products import product
-from pallas_kernels.sparse_mla.gpu import LOG2_E, Tiling, check, gather, pad_heads, tiling
+from pallas_kernels.sparse_mla.gpu import Tiling, check, pad_heads, tiling
 
 CONTRIBUTIONS = 1 << 27  # values of queries' contributions that exist at once
 HEADS = {227: 64, 163: 32, 99: 16}  # of a program, whose q and d_out stay in as much shared memory, in KiB
@@ -49,17 +50,12 @@ def backward(
     shift = jnp.sum(d_out.astype(wide) * out.astype(wide), axis=-1) - d_logsumexp
     logsumexp = jnp.where(logsumexp == -jnp.inf, 0, logsumexp)
     block = max(1, min(queries, CONTRIBUTIONS // (batch * top_k * (size + roped))))
-    blocks = pl.cdiv(queries, block)
-
-    def split(a):
-        a = jnp.pad(a, [(0, 0), (0, blocks * block - queries)] + [(0, 0)] * (a.ndim - 2))
-        return a.reshape(batch, blocks, block, *a.shape[2:]).swapaxes(0, 1)
+    split, join = in_blocks(queries, block)
 
     def of_block(so_far, inputs):
         q_latent, q_rope, index, count, d_out, logsumexp, shift = inputs
         flat = lambda a: a.reshape(batch * block, *a.shape[2:])
         per_head = lambda a: pad_heads(flat(a), tile.heads)
-        chosen = jnp.where(jnp.arange(top_k) < count[..., None], index, keys)
         queried = per_head(q_latent), per_head(q_rope), per_head(d_out.astype(q_latent.dtype))
         softmax = per_head(logsumexp[..., None])[..., 0], per_head(shift[..., None])[..., 0]
         rows = latent, rope, flat(index), flat(count), block
@@ -67,9 +63,7 @@ def backward(
         d_q = _of_queries(d_score, *rows, by_row, interpret)
         added = _of_rows(*queried, weight, d_score, flat(count), by_row, interpret)
         # Where among its rows a query has a key, -1 where nowhere.
-        at = jnp.arange(batch)[:, None, None], jnp.arange(block)[:, None], chosen
-        places = jnp.full((batch, block, keys), -1, jnp.int32)
-        places = places.at[at].set(jnp.arange(top_k, dtype=jnp.int32), mode="drop", unique_indices=True)
+        places = by_key(jnp.arange(top_k, dtype=jnp.int32), index, count, keys, -1)
         so_far = _add_up(so_far, added, places, interpret)
         back = lambda a: a[:, :heads].reshape(batch, block, heads, a.shape[-1])
         return so_far, tuple(map(back, d_q))
@@ -77,7 +71,6 @@ def backward(
     nothing = jnp.zeros((batch, keys, size), wide), jnp.zeros((batch, keys, roped), wide)
     inputs = tuple(map(split, (q_latent, q_rope, index, count, d_out, logsumexp, shift)))
     (d_latent, d_rope), d_q = jax.lax.scan(of_block, nothing, inputs)
-    join = lambda a: a.swapaxes(0, 1).reshape(batch, blocks * block, *a.shape[3:])[:, :queries]
     return *map(join, d_q), d_latent.astype(latent.dtype), d_rope.astype(rope.dtype)
 
 

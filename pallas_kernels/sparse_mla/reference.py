@@ -8,6 +8,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
+from pallas_kernels.blocks import in_blocks
 from pallas_kernels.sparse_mla.rows import unpack
 
 GATHERED = 1 << 26  # values of gathered rows that exist at once
@@ -26,17 +27,11 @@ def forward(
     batch, queries = count.shape
     q, rows = jnp.concatenate([q_latent, q_rope], axis=-1), jnp.concatenate([latent, rope], axis=-1)
     size = max(1, min(queries, GATHERED // (batch * index.shape[-1] * rows.shape[-1])))
-    blocks = -(-queries // size)
-
-    def split(a):
-        a = jnp.pad(a, [(0, 0), (0, blocks * size - queries)] + [(0, 0)] * (a.ndim - 2))
-        return a.reshape(batch, blocks, size, *a.shape[2:]).swapaxes(0, 1)
-
+    split, join = in_blocks(queries, size)
     attend = functools.partial(_attend, latent=latent.shape[-1], scale=scale)
     each_query = jax.vmap(jax.vmap(attend, (0, None, 0, 0)))
     # Under a gradient a block's rows are gathered again rather than kept.
     block = jax.checkpoint(lambda args: each_query(args[0], rows, args[1], args[2]))
-    join = lambda a: a.swapaxes(0, 1).reshape(batch, blocks * size, *a.shape[3:])[:, :queries]
     return jax.tree.map(join, jax.lax.map(block, (split(q), split(index), split(count))))
 
 
