@@ -75,8 +75,8 @@ def pack(prompts: np.ndarray, log: Log, first: int, prompt: int) -> LearnBatch:
     row = log.rollout - first
     columns = np.arange(prompt, window)[:, None]
     batch.tokens[0, :, :prompt] = prompts
-    batch.tokens[0, row, columns] = log.token
-    batch.behaviour_logp[0, row, columns] = log.logp
+    batch.tokens[0, row, columns] = log.token[..., 0]
+    batch.behaviour_logp[0, row, columns] = log.logp[..., 0]
     batch.trainable[0, :, prompt:] = True
     batch.document_ids[:], batch.rollout[:] = 1, 1
     batch.reward[0, :, -1] = (batch.tokens[0, :, prompt:] % 2 == 0).mean(axis=1)

@@ -15,6 +15,7 @@ from glm_jax.host.errors import RunError, StallError
 from glm_jax.learn.batch import IDLE, RL, SFT, LearnBatch, empty_batch
 from glm_jax.program.exchange import Inbox
 from glm_jax.rollout.config import RolloutConfig
+from glm_jax.rollout.log import Sampled, read_log
 from glm_jax.rollout.requests import STOP_IDS, empty_requests
 
 
@@ -40,17 +41,6 @@ class Learning:
     policy_lr: float
     critic_lr: float
     figures: dict[str, float] = field(default_factory=dict)
-
-
-@dataclass(frozen=True)
-class Sampled:
-    """What a round sampled of one rollout. ending: 0 where it goes on, else rollout.requests.STOP or LENGTH."""
-
-    rollout: int
-    tokens: list[int]
-    logp: list[float]
-    version: int
-    ending: int
 
 
 @dataclass(frozen=True)
@@ -160,22 +150,6 @@ class Device:
             rows.temperature[row], rows.top_p[row] = request.temperature, request.top_p
             rows.stop[row] = _padded(request.stop, STOP_IDS)
         return rows.replace(count=np.asarray(len(requests), np.int32))
-
-
-def read_log(log: Any) -> list[Sampled]:
-    """The tokens of a log by rollout, in the order of ids; a slot may have changed owner in mid-round."""
-    ticks = int(log.ticks)
-    owner = np.asarray(log.rollout)[:ticks].reshape(-1)  # tick by tick, so a rollout's tokens stay in order
-    token, logp, ending = (np.asarray(x)[:ticks].reshape(-1) for x in (log.token, log.logp, log.ending))
-    columns = np.flatnonzero(owner >= 0)
-    columns = columns[np.argsort(owner[columns], kind="stable")]
-    ids, starts, counts = np.unique(owner[columns], return_index=True, return_counts=True)
-    found = []
-    for id, start, count in zip(ids.tolist(), starts, counts, strict=True):
-        mine = columns[start : start + count]
-        last = int(ending[mine[-1]])
-        found.append(Sampled(id, token[mine].tolist(), logp[mine].tolist(), int(log.version), last))
-    return found
 
 
 def _padded(values: Sequence[int], size: int) -> np.ndarray:

@@ -118,7 +118,7 @@ def absorbed(
     """Attention over cache rows as they are, GATHERED queries at a time, which bounds what is gathered.
 
     `read` gets a query's part of `per_query` (arrays [B, S, ...]) and gives the rows to score and which of them count:
-    the selected ones alone, at a cost independent of T (`gathering`), or all of them under a mask.
+    the selected ones alone, at a cost independent of T (`gathering`).
     """
     rank = config.kv_lora_rank
     q = jnp.concatenate([into_latent(p, q_nope), q_rope], axis=-1)
@@ -140,6 +140,19 @@ def absorbed(
         out, prob = jax.lax.map(jax.checkpoint(one_query), query_first, batch_size=at_once)
         out, prob = out.swapaxes(0, 1), jnp.moveaxis(prob, 0, 2)
     return out_of_latent(p, out), prob
+
+
+def absorbed_all(
+    p: Attention, config: ModelConfig, q_nope, q_rope, kv: Float[Array, "B T RP"], mask: Bool[Array, "B S T"]
+) -> Float[Array, "B S H U"]:
+    """A few queries over all cache rows under a mask: no key or value is made from the latents."""
+    q = jnp.concatenate([into_latent(p, q_nope), q_rope], axis=-1)
+    batch, queries, heads, _ = q.shape
+    score = jnp.einsum("bqr,btr->bqt", q.reshape(batch, queries * heads, -1), kv) * config.softmax_scale
+    prob = _softmax(score, jnp.repeat(mask, heads, axis=1))
+    values = kv if on_cpu() else kv[..., : config.kv_lora_rank]
+    out = jnp.einsum("bqt,btr->bqr", prob.astype(kv.dtype), values)[..., : config.kv_lora_rank]
+    return out_of_latent(p, out.reshape(batch, queries, heads, -1))
 
 
 def into_latent(p: Attention, q_nope: Float[Array, "B S H N"]) -> Float[Array, "B S H R"]:

@@ -22,6 +22,7 @@ from glm_jax.model.selection import Bits, Indices, Selection, mask_of, pack
 from glm_jax.model.target import on_cpu
 from glm_jax.model.weights import Transformer
 
+FEW_QUERIES = 8  # of a row: up to here a step is a decode step, which reads cache rows as they are
 DENSE_DECODE = 2  # decode scores all of DENSE_COLUMNS or less while they are at most so many times the selected ones
 
 
@@ -108,7 +109,7 @@ def no_selection(config: ModelConfig, place: Place) -> Selection:
     """What the first layer finds: never read where it computes one; it gives the carry its shape."""
     queries, columns = place.visible.shape[1:]
     # Up to here scoring every column costs less than gathering the selected ones.
-    dense = DENSE_COLUMNS if queries > 1 else min(DENSE_COLUMNS, DENSE_DECODE * config.index_topk)
+    dense = DENSE_COLUMNS if queries > FEW_QUERIES else min(DENSE_COLUMNS, DENSE_DECODE * config.index_topk)
     if columns <= max(dense, config.index_topk):
         return Bits(pack(place.visible))
     shape = place.valid.shape
@@ -137,16 +138,17 @@ def attend(config: ModelConfig, place: Place, kind: LayerKind, p: Attention, x, 
         gather = lambda slot, index: caches.row[number, slot[:, None], index]
         read = lambda query: attention.gathering(partial(gather, query[0]))(query[1])
         # On a CPU the slots of a decode step pass for queries: a few at a time, so that its cache holds their rows.
-        turn = on_cpu() and queries == 1
-        turned = lambda tree: jax.tree.map(lambda a: a.swapaxes(0, 1), tree) if turn else tree
-        q_nope, q_rope, where = turned((q_nope, q_rope, (place.slots, selection)))
-        out = turned(attention.absorbed(p, config, q_nope, q_rope, where, read)[0])
+        flat = on_cpu() and queries <= FEW_QUERIES
+        shape = (1, -1) if flat else place.valid.shape
+        args = jax.tree.map(lambda a: a.reshape(*shape, *a.shape[2:]), (q_nope, q_rope, (place.slots, selection)))
+        out, _ = attention.absorbed(p, config, *args, read)
+        out = out.reshape(*place.valid.shape, *out.shape[2:])
     else:
         kv, mask = place.read(caches.row, number), mask_of(selection, columns)
-        if queries > 1:
+        if queries > FEW_QUERIES:
             out, _ = attention.expanded(p, config, q_nope, q_rope, kv, mask)
         else:
-            out, _ = attention.absorbed(p, config, q_nope, q_rope, mask, lambda mask: (kv, mask))
+            out = attention.absorbed_all(p, config, q_nope, q_rope, kv, mask)
     return attention.output(p, out), CacheState(selection, caches)
 
 

@@ -8,6 +8,7 @@ embedding and state, and for what the recursion hands on.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import partial
 
 import jax
@@ -37,7 +38,7 @@ class DraftOutput:
 
 @struct.dataclass
 class Drafts:
-    """What `propose` gives: tokens, the logits that each was the best of, and the draft rows that were attended."""
+    """What `propose` gives: tokens, the logits that each was chosen by, and the draft rows that were attended."""
 
     token: Int[Array, "B depth"]
     logits: Float[Array, "B depth V"]
@@ -110,10 +111,12 @@ def propose(
     count: Int[Array, "B"],
     depth: int,
     slot: Int[Array, "B"] | None = None,
+    pick: Callable[[int, Float[Array, "B V"]], Int[Array, "B"]] = lambda step, logits: jnp.argmax(logits, axis=-1),
 ) -> tuple[Drafts, Caches]:
-    """Drafts `depth` tokens greedily, after ingesting `count` rows whose tokens the target has accepted.
+    """Drafts `depth` tokens, after ingesting `count` rows whose tokens the target has accepted.
 
-    Step 0 runs the accepted rows; the last one's best token is the first draft. Each later step adds one row. With
+    Step 0 runs the accepted rows; the last one's logits give the first draft, by `pick(step, logits)` (default: the
+    most probable token). Each later step adds one row. With
     `config.index_share_for_mtp_iteration` later steps attend to what the last accepted row selected, unchanged; the
     rows they add are then seen by nobody, not even by themselves. Drafted rows are overwritten when the next round
     ingests what was accepted; those beyond the cache's last column are lost. Of a slot with count 0 nothing is written,
@@ -132,13 +135,13 @@ def propose(
     shared = chosen if config.index_share_for_mtp_iteration else None
     one_more = (count > 0).astype(count.dtype)
     logits, used = [unembed(params, m)[:, 0]], [chosen]
-    drafted = [jnp.argmax(logits[0], axis=-1).astype(jnp.int32)]
+    drafted = [pick(0, logits[0]).astype(jnp.int32)]
     for step in range(1, depth):
         column = start + count + step - 1
         m, caches, selection = extend(params, config, caches, drafted[-1][:, None], m, column, one_more, slot, shared)
         used.append(indices_of(selection))
         logits.append(unembed(params, m)[:, 0])
-        drafted.append(jnp.argmax(logits[-1], axis=-1).astype(jnp.int32))
+        drafted.append(pick(step, logits[-1]).astype(jnp.int32))
     selections = [(s.index[:, 0], s.count[:, 0]) for s in used]
     return Drafts(jnp.stack(drafted, 1), jnp.stack(logits, 1), selections), caches
 

@@ -153,6 +153,7 @@ def _state_shardings(state: RunState, model: ModelConfig, mesh: Mesh) -> RunStat
     def by_slot(tree, dimension: int):
         return jax.tree.map(lambda _: layout.rows(mesh, dimension), tree)
 
+    drafting = state.sampler.drafting
     return RunState(
         policy=learner(state.policy, critic=False),
         critic=learner(state.critic, critic=True),
@@ -160,6 +161,12 @@ def _state_shardings(state: RunState, model: ModelConfig, mesh: Mesh) -> RunStat
             slots=by_slot(state.sampler.slots, 0),
             queue=jax.tree.map(lambda _: whole, state.sampler.queue),
             caches=by_slot(state.sampler.caches, 1),
+            drafting=drafting
+            and drafting.replace(
+                caches=by_slot(drafting.caches, 1),
+                hidden=by_slot(drafting.hidden, 0),
+                pending=by_slot(drafting.pending, 0),
+            ),
         ),
         seed=whole,
     )

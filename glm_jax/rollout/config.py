@@ -14,6 +14,7 @@ class RolloutConfig:
     requests: int = 64  # A: requests (and cancellations) that one round can take
     prefill_slots: int = 8  # slots that one prefill step serves
     prefill_chunk: int = 16  # tokens of each in one prefill step
+    drafts: tuple[int, ...] = ()  # depths to which the draft layer may draft; each is a decode step of its own
     temperature: float = 1.0  # of training rollouts; 0 = greedy
     top_p: float = 1.0
 
@@ -22,6 +23,8 @@ class RolloutConfig:
         problems = [f"{k}={getattr(self, k)} must be at least 1" for k in sizes if getattr(self, k) < 1]
         if self.prefill_slots > self.slots:
             problems.append(f"prefill_slots={self.prefill_slots} exceeds slots={self.slots}")
+        if list(self.drafts) != sorted({*self.drafts}) or any(depth < 1 for depth in self.drafts):
+            problems.append(f"drafts={self.drafts} must be ascending depths of at least 1, or ()")
         if self.temperature < 0:
             problems.append(f"temperature={self.temperature} must be at least 0")
         if not 0 < self.top_p <= 1:

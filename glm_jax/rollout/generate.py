@@ -14,6 +14,7 @@ from glm_jax.model.config import ModelConfig
 from glm_jax.model.weights import Transformer, for_decoding
 from glm_jax.rollout import sampler, slots
 from glm_jax.rollout.config import RolloutConfig
+from glm_jax.rollout.log import read_log
 from glm_jax.rollout.requests import STOP_IDS, Requests, empty_requests
 
 PREFILL_CHUNK = 256  # prompt tokens of a slot that run through the model at once
@@ -74,11 +75,9 @@ def generate(
     left = True
     while left:
         state, log = _run(params, config, sizes, state, jnp.int32(seed))
-        log = jax.device_get(log)
-        for tick in range(int(log.ticks)):
-            for slot in np.flatnonzero(log.rollout[tick] >= 0):
-                tokens[log.rollout[tick, slot]].append(int(log.token[tick, slot]))
-                logps[log.rollout[tick, slot]].append(float(log.logp[tick, slot]))
+        for part in read_log(jax.device_get(log)):
+            tokens[part.rollout] += part.tokens
+            logps[part.rollout] += part.logp
         left = bool(jax.device_get((state.slots.rollout >= 0).any() | (state.queue.requests.count > 0)))
     return [Completion(t, p) for t, p in zip(tokens, logps, strict=True)]
 

@@ -31,10 +31,12 @@ class Requests:
 
 @struct.dataclass
 class Log:
-    """What was sampled, per tick N and slot B. A slot may change owner from one tick to the next."""
+    """What was sampled, per tick N and slot B, of up to W tokens. A slot may change owner from one tick to the next."""
 
-    token: Int[Array, "N B"]
-    logp: Float[Array, "N B"]  # of the distribution sampled from: after temperature and top-p
+    token: Int[Array, "N B W"]
+    logp: Float[Array, "N B W"]  # of the distribution sampled from: after temperature and top-p
+    count: Int[Array, "N B"]  # tokens that the slot sampled in this tick; 0 = none
+    drafted: Int[Array, "N B"]  # drafts among which they were looked for
     rollout: Int[Array, "N B"]  # -1: the slot sampled nothing in this tick
     ending: Int[Array, "N B"]  # GOES_ON, STOP or LENGTH, at the rollout's last token
     version: Int[Array, ""]  # of the weights that sampled every token of this log

@@ -2,20 +2,20 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 from flax import struct
-from jaxtyping import Array, Int
+from jaxtyping import Array, Float, Int
 
 from glm_jax.model import cache
-from glm_jax.model.cache import Caches
 from glm_jax.model.config import ModelConfig
 from glm_jax.model.heads import unembed
 from glm_jax.model.norms import wide
 from glm_jax.model.weights import Transformer
-from glm_jax.rollout import sampling, slots
+from glm_jax.rollout import drafting, sampling, slots
 from glm_jax.rollout.config import RolloutConfig
 from glm_jax.rollout.requests import GOES_ON, LENGTH, STOP, Log
 from glm_jax.rollout.slots import Sampler, Slots
@@ -27,6 +27,7 @@ class Usage:
 
     decoded: Int[Array, ""]  # tokens sampled
     prefilled: Int[Array, ""]  # prompt tokens run
+    drafted: Int[Array, ""]  # drafts verified
     idle: Int[Array, ""]  # slots without a token, in ticks in which a request was left waiting
     waiting: Int[Array, ""]  # all slots, in those ticks
 
@@ -44,50 +45,59 @@ def run(
     sampler: Sampler,
     version: Int[Array, ""],
     seed: Int[Array, ""],
+    depth: Int[Array, ""] | int = 0,
 ) -> tuple[Sampler, Log, Usage]:
     """Samples until `config.ticks` are used, or no slot is live and the queue is empty.
 
     `view` are the policy's weights in the sample layout. A slot that ends its rollout takes the oldest request in the
-    next tick.
+    next tick. `depth` is one of `config.drafts`, or 0: how many tokens the draft layer proposes in each tick.
     """
 
     def busy(loop: _Loop):
         work = jnp.any(loop.sampler.slots.live) | (loop.sampler.queue.requests.count > 0)
         return (loop.log.ticks < config.ticks) & work
 
-    def tick(loop: _Loop) -> _Loop:
-        live, queue = slots.admit(loop.sampler.slots, loop.sampler.queue)
-        live, caches, prefilled = _prefill(view, model, config, live, loop.sampler.caches)
-        ready = live.ready
-        live, caches, token, logp, ending = _decode(view, model, live, caches, seed)
-        n, log = loop.log.ticks, loop.log
-        log = log.replace(
-            token=log.token.at[n].set(token),
-            logp=log.logp.at[n].set(logp),
-            rollout=log.rollout.at[n].set(jnp.where(ready, live.rollout, -1)),
-            ending=log.ending.at[n].set(ending),
-            ticks=n + 1,
-        )
-        live = live.replace(rollout=jnp.where(ending == GOES_ON, live.rollout, -1))
-        decoded, waits = jnp.sum(ready, dtype=jnp.int32), queue.requests.count > 0
-        usage = Usage(
-            decoded=loop.usage.decoded + decoded,
-            prefilled=loop.usage.prefilled + prefilled,
-            idle=loop.usage.idle + jnp.where(waits, config.slots - decoded, 0),
-            waiting=loop.usage.waiting + jnp.where(waits, config.slots, 0),
-        )
-        return _Loop(Sampler(live, queue, caches), log, usage)
-
     zero = jnp.zeros((), jnp.int32)
-    start = _Loop(sampler, _empty_log(config, version), Usage(zero, zero, zero, zero))
-    return jax.lax.while_loop(busy, tick, start)
+    loop = _Loop(sampler, _empty_log(config, version), Usage(zero, zero, zero, zero, zero))
+    # A loop per depth, of which one runs: a choice within the loop would copy the caches.
+    for each in (0, *config.drafts):
+        chosen = jnp.asarray(depth) == each
+        tick = partial(_tick, view, model, config, seed, each)
+        loop = jax.lax.while_loop(lambda loop, chosen=chosen: chosen & busy(loop), tick, loop)
+    return loop
+
+
+def _tick(view: Transformer, model: ModelConfig, config: RolloutConfig, seed, depth: int, loop: _Loop) -> _Loop:
+    state = slots.admit(loop.sampler)
+    state, prefilled = _prefill(view, model, config, depth > 0, state)
+    ready = state.slots.ready
+    if depth:
+        state, sampled, drafted = _decode_drafts(view, model, depth, state, seed)
+    else:
+        state, sampled = _decode(view, model, state, seed)
+        drafted = jnp.zeros_like(sampled.count)
+    live, ending, count = _append(state.slots, sampled)
+    log = _write(loop.log, sampled, count, drafted, jnp.where(ready, live.rollout, -1), ending)
+    live = live.replace(rollout=jnp.where(ending == GOES_ON, live.rollout, -1))
+    waits = state.queue.requests.count > 0
+    usage = Usage(
+        decoded=loop.usage.decoded + jnp.sum(count),
+        prefilled=loop.usage.prefilled + prefilled,
+        drafted=loop.usage.drafted + jnp.sum(drafted),
+        idle=loop.usage.idle + jnp.where(waits, config.slots - jnp.sum(ready, dtype=jnp.int32), 0),
+        waiting=loop.usage.waiting + jnp.where(waits, config.slots, 0),
+    )
+    return _Loop(state.replace(slots=live), log, usage)
 
 
 def _empty_log(config: RolloutConfig, version) -> Log:
     shape = (config.ticks, config.slots)
+    width = 1 + max(config.drafts, default=0)
     return Log(
-        token=jnp.zeros(shape, jnp.int32),
-        logp=jnp.zeros(shape, jnp.float32),
+        token=jnp.zeros((*shape, width), jnp.int32),
+        logp=jnp.zeros((*shape, width), jnp.float32),
+        count=jnp.zeros(shape, jnp.int32),
+        drafted=jnp.zeros(shape, jnp.int32),
         rollout=jnp.full(shape, -1, jnp.int32),
         ending=jnp.full(shape, GOES_ON, jnp.int32),
         version=version,
@@ -95,47 +105,102 @@ def _empty_log(config: RolloutConfig, version) -> Log:
     )
 
 
-def _prefill(view, model: ModelConfig, config: RolloutConfig, live: Slots, caches: Caches):
+def _prefill(view, model: ModelConfig, config: RolloutConfig, drafts: bool, state: Sampler):
     """Runs the prompts of new slots through the model, all but their last token, a few slots and a chunk at a time.
 
-    A loop, not a `cond`: its carry updates the caches in place.
+    With `drafts` also through the draft layer. A loop, not a `cond`: its carry updates the caches in place.
     """
-    chunk = config.prefill_chunk
+    chunk, live = config.prefill_chunk, state.slots
 
     def step(carry):
-        filled, caches, total = carry
+        filled, caches, drafted, total = carry
         unfilled = live.replace(filled=filled).unfilled
         takes, slot = jax.lax.top_k(unfilled.astype(jnp.int32), config.prefill_slots)  # lowest slots first
         start = filled[slot]
         count = jnp.where(takes > 0, jnp.minimum(live.length[slot] - 1 - start, chunk), 0)
         column = jnp.minimum(start[:, None] + jnp.arange(chunk), config.window - 1)
         tokens = jnp.take_along_axis(live.tokens[slot], column, axis=1)
-        _, caches = cache.extend(view, model, caches, tokens, start, count, slot)
-        return filled.at[slot].add(count), caches, total + jnp.sum(count, dtype=jnp.int32)
+        hidden, caches = cache.extend(view, model, caches, tokens, start, count, slot)
+        if drafts:
+            drafted = drafting.prefill(view, model, drafted, live, slot, hidden, start, count)
+        elif drafted is not None:
+            place = jnp.where(count > 0, slot, config.slots)
+            drafted = drafted.replace(pending=drafted.pending.at[place].set(-1, mode="drop"))
+        return filled.at[slot].add(count), caches, drafted, total + jnp.sum(count, dtype=jnp.int32)
 
     def unfinished(carry):
         return jnp.any(live.replace(filled=carry[0]).unfilled)
 
-    carry = (live.filled, caches, jnp.zeros((), jnp.int32))
-    filled, caches, total = jax.lax.while_loop(unfinished, step, carry)
-    return live.replace(filled=filled), caches, total
+    carry = (live.filled, state.caches, state.drafting, jnp.zeros((), jnp.int32))
+    filled, caches, drafted, total = jax.lax.while_loop(unfinished, step, carry)
+    return state.replace(slots=live.replace(filled=filled), caches=caches, drafting=drafted), total
 
 
-def _decode(view, model: ModelConfig, live: Slots, caches: Caches, seed):
-    """One token for every ready slot; returns the slots with it appended, and (token, logp, ending) per slot."""
+class _Sampled(NamedTuple):
+    """The tokens of a tick, before anything ends a rollout in mid-pass."""
+
+    token: Int[Array, "B W"]
+    logp: Float[Array, "B W"]
+    count: Int[Array, "B"]  # 0 where the slot is not ready
+
+
+def _decode(view, model: ModelConfig, state: Sampler, seed) -> tuple[Sampler, _Sampled]:
+    """One token for every ready slot."""
+    live = state.slots
     ready, last = live.ready, live.length - 1
     tokens = jnp.take_along_axis(live.tokens, last[:, None], axis=1)
-    hidden, caches = cache.extend(view, model, caches, tokens, last, ready.astype(jnp.int32))
+    hidden, caches = cache.extend(view, model, state.caches, tokens, last, ready.astype(jnp.int32))
     logits = unembed(view, hidden[:, 0]).astype(wide(hidden.dtype))
     number = sampling.uniform(seed, live.rollout, live.length, sampling.SAMPLE)
     token, logp = sampling.sample(logits, live.temperature, live.top_p, number)
+    state = state.replace(caches=caches)
+    if state.drafting is not None:
+        state = state.replace(drafting=drafting.skip(state.drafting, hidden[:, 0], ready))
+    return state, _Sampled(token[:, None], logp[:, None], ready.astype(jnp.int32))
+
+
+def _decode_drafts(view, model: ModelConfig, depth: int, state: Sampler, seed):
+    """Up to depth + 1 tokens for every ready slot, and how many drafts were verified for that."""
+    live = state.slots
+    proposal, drafted = drafting.propose(view, model, state.drafting, live, depth, seed)
+    last = jnp.take_along_axis(live.tokens, live.length[:, None] - 1, axis=1)
+    tokens = jnp.concatenate([last, proposal.drafts.token], axis=1)
+    count = jnp.where(live.ready, proposal.offered + 1, 0)
+    hidden, caches = cache.extend(view, model, state.caches, tokens, live.length - 1, count)
+    logits = unembed(view, hidden).astype(wide(hidden.dtype))
+    token, logp, kept = drafting.verify(logits, proposal, live, seed)
+    sampled = _Sampled(token, logp, jnp.where(live.ready, kept, 0))
+    drafted = drafting.hold(drafted, hidden, sampled.count)
+    return state.replace(caches=caches, drafting=drafted), sampled, proposal.offered
+
+
+def _append(live: Slots, sampled: _Sampled):
+    """The slots with what was sampled, up to the first stop id; how each ended, and the tokens that were taken."""
     rows, window = live.tokens.shape
-    place = jnp.where(ready, live.length, window)
+    step = jnp.arange(sampled.token.shape[1])
+    stops = jnp.any(sampled.token[..., None] == live.stop[:, None], axis=-1) & (step < sampled.count[:, None])
+    first = jnp.min(jnp.where(stops, step, sampled.count[:, None]), axis=1)
+    stopped = jnp.any(stops, axis=1)
+    count = jnp.where(stopped, first + 1, sampled.count)
+    place = jnp.where(step < count[:, None], live.length[:, None] + step, window)
     appended = live.replace(
-        tokens=live.tokens.at[jnp.arange(rows), place].set(token, mode="drop"),
-        length=live.length + ready,
-        filled=live.filled + ready,
+        tokens=live.tokens.at[jnp.arange(rows)[:, None], place].set(sampled.token, mode="drop"),
+        length=live.length + count,
+        filled=live.filled + count,
     )
-    stopped = jnp.any(token[:, None] == live.stop, axis=1)
     ending = jnp.where(stopped, STOP, jnp.where(appended.length >= live.limit, LENGTH, GOES_ON))
-    return appended, caches, token, logp.astype(jnp.float32), jnp.where(ready, ending, GOES_ON).astype(jnp.int32)
+    return appended, jnp.where(count > 0, ending, GOES_ON).astype(jnp.int32), count
+
+
+def _write(log: Log, sampled: _Sampled, count, drafted, rollout, ending) -> Log:
+    """The log with one more tick."""
+    n, width = log.ticks, sampled.token.shape[1]
+    return log.replace(
+        token=log.token.at[n, :, :width].set(sampled.token),
+        logp=log.logp.at[n, :, :width].set(sampled.logp.astype(jnp.float32)),
+        count=log.count.at[n].set(count),
+        drafted=log.drafted.at[n].set(drafted),
+        rollout=log.rollout.at[n].set(rollout),
+        ending=log.ending.at[n].set(ending),
+        ticks=n + 1,
+    )

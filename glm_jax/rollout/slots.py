@@ -7,11 +7,13 @@ import jax.numpy as jnp
 from flax import struct
 from jaxtyping import Array, Bool, Float, Int
 
-from glm_jax.model import cache
+from glm_jax.model import cache, draft
 from glm_jax.model.cache import Caches
 from glm_jax.model.config import ModelConfig
 from glm_jax.rollout.config import RolloutConfig
 from glm_jax.rollout.requests import STOP_IDS, Requests
+
+HELD = 32  # states of a slot that may wait for their draft rows: so many ticks may pass without drafts
 
 
 @struct.dataclass
@@ -51,12 +53,26 @@ class Queue:
 
 
 @struct.dataclass
+class Drafting:
+    """What the draft layer holds of each slot.
+
+    A slot of n tokens has draft rows 0 .. n - 2, of which the last `pending` are not run yet: they want the target's
+    states held in `hidden`, oldest first. -1: states were lost, and nothing can be drafted for this rollout any more.
+    """
+
+    caches: Caches
+    hidden: Float[Array, "B H D"]
+    pending: Int[Array, "B"]
+
+
+@struct.dataclass
 class Sampler:
     """Everything the device holds for sampling. Never saved: live rollouts are prefilled again from their tokens."""
 
     slots: Slots
     queue: Queue
     caches: Caches
+    drafting: Drafting | None  # with config.drafts
 
 
 def init(model: ModelConfig, config: RolloutConfig) -> Sampler:
@@ -87,6 +103,20 @@ def init(model: ModelConfig, config: RolloutConfig) -> Sampler:
             head=jnp.zeros((), jnp.int32),
         ),
         caches=cache.init(model, slots, window),
+        drafting=_init_drafting(model, config) if config.drafts else None,
+    )
+
+
+def _init_drafting(model: ModelConfig, config: RolloutConfig) -> Drafting:
+    if not model.num_nextn_predict_layers:
+        raise ValueError(
+            f"drafts={config.drafts} wants a model with a draft (MTP) layer, and num_nextn_predict_layers is 0"
+        )
+    held = max(HELD, 1 + max(config.drafts))
+    return Drafting(
+        caches=draft.init_cache(model, config.slots, config.window),
+        hidden=jnp.zeros((config.slots, held, model.hidden_size), jnp.dtype(model.dtype)),
+        pending=jnp.zeros((config.slots,), jnp.int32),
     )
 
 
@@ -113,8 +143,9 @@ def enqueue(queue: Queue, new: Requests) -> Queue:
     return queue.replace(requests=jax.tree.map(put, old, new).replace(count=count))
 
 
-def admit(slots: Slots, queue: Queue) -> tuple[Slots, Queue]:
+def admit(sampler: Sampler) -> Sampler:
     """Free slots take the oldest requests, in slot order."""
+    slots, queue, drafting = sampler.slots, sampler.queue, sampler.drafting
     size = queue.requests.rollout.shape[0]
     free = ~slots.live
     rank = jnp.cumsum(free) - 1
@@ -131,4 +162,6 @@ def admit(slots: Slots, queue: Queue) -> tuple[Slots, Queue]:
     )
     taken = jnp.sum(takes, dtype=jnp.int32)
     requests = queue.requests.replace(count=queue.requests.count - taken)
-    return slots, Queue(requests, (queue.head + taken) % size)
+    if drafting is not None:
+        drafting = drafting.replace(pending=jnp.where(takes, 0, drafting.pending))
+    return sampler.replace(slots=slots, queue=Queue(requests, (queue.head + taken) % size), drafting=drafting)

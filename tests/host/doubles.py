@@ -81,8 +81,10 @@ class FakeProgram:
         ids = [job["rollout"] for job in slots + queue]
         assert len(set(ids)) == len(ids), "a rollout was sent while it was under way"
         log = Log(
-            token=np.zeros((self.ticks, self.slots), np.int32),
-            logp=np.zeros((self.ticks, self.slots), np.float32),
+            token=np.zeros((self.ticks, self.slots, 1), np.int32),
+            logp=np.zeros((self.ticks, self.slots, 1), np.float32),
+            count=np.zeros((self.ticks, self.slots), np.int32),
+            drafted=np.zeros((self.ticks, self.slots), np.int32),
             rollout=np.full((self.ticks, self.slots), -1, np.int32),
             ending=np.zeros((self.ticks, self.slots), np.int32),
             version=state.policy.version,
@@ -109,7 +111,7 @@ class FakeProgram:
         job["tokens"].append(token)
         full = len(job["tokens"]) >= job["limit"]
         job["ending"] = STOP if token in job["stop"] else LENGTH if full else GOES_ON
-        log.token[tick, slot], log.rollout[tick, slot] = token, job["rollout"]
+        log.token[tick, slot], log.rollout[tick, slot], log.count[tick, slot] = token, job["rollout"], 1
         log.logp[tick, slot] = -np.float32(digest[2] / 7)
         log.ending[tick, slot] = job["ending"]
 

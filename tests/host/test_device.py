@@ -5,8 +5,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from glm_jax.host.device import Device, Request, read_log
+from glm_jax.host.device import Device, Request
 from glm_jax.host.errors import RunError
+from glm_jax.rollout.log import read_log
 from glm_jax.rollout.requests import Log
 from tests.host.doubles import CAPACITY, FakeProgram
 
@@ -14,8 +15,10 @@ from tests.host.doubles import CAPACITY, FakeProgram
 def log(rollout, ending, ticks=None):
     owner = np.asarray(rollout, np.int32)
     return Log(
-        token=np.arange(owner.size, dtype=np.int32).reshape(owner.shape),
-        logp=-np.arange(owner.size, dtype=np.float32).reshape(owner.shape) / 3,
+        token=np.arange(owner.size, dtype=np.int32).reshape(*owner.shape, 1),
+        logp=-np.arange(owner.size, dtype=np.float32).reshape(*owner.shape, 1) / 3,
+        count=(owner >= 0).astype(np.int32),
+        drafted=np.zeros(owner.shape, np.int32),
         rollout=owner,
         ending=np.asarray(ending, np.int32),
         version=np.int32(5),

@@ -15,6 +15,7 @@ from glm_jax.program.exchange import Inbox
 from glm_jax.program.round import Program, build
 from glm_jax.program.state import RunState
 from glm_jax.rollout.config import RolloutConfig
+from glm_jax.rollout.log import read_log
 from glm_jax.rollout.requests import Log, empty_requests
 from glm_jax.sharding.mesh import MeshConfig, make_mesh
 from tests.model.tiny import named_leaves, random_params, three_layers
@@ -61,10 +62,8 @@ def prompts() -> list[tuple[int, list[int], int]]:
 def sampled(logs: list[Log]) -> dict[int, list[tuple[int, float]]]:
     """(token, log-prob) of each rollout."""
     found: dict[int, list[tuple[int, float]]] = {}
-    for log in logs:
-        for tick, slot in np.argwhere(log.rollout >= 0):
-            pair = int(log.token[tick, slot]), float(log.logp[tick, slot])
-            found.setdefault(int(log.rollout[tick, slot]), []).append(pair)
+    for part in (part for log in logs for part in read_log(log)):
+        found.setdefault(part.rollout, []).extend(zip(part.tokens, part.logp, strict=True))
     return found
 
 

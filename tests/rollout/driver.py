@@ -9,7 +9,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from glm_jax.model.weights import unstack
+from glm_jax.model.config import ModelConfig
+from glm_jax.model.weights import Transformer, unstack
 from glm_jax.rollout import sampler, slots
 from glm_jax.rollout.config import RolloutConfig
 from glm_jax.rollout.requests import GOES_ON, Log, empty_requests
@@ -25,19 +26,20 @@ def params():
     return random_params(MODEL)
 
 
-@partial(jax.jit, static_argnums=0)
-def _round(sizes, params, state, requests, cancel):
+@partial(jax.jit, static_argnums=(0, 1))
+def _round(model, sizes, params, state, requests, cancel, depth):
     state = slots.cancel(state, cancel)
     state = state.replace(queue=slots.enqueue(state.queue, requests))
-    view = unstack(params, MODEL)
-    return sampler.run(view, MODEL, sizes, state, jnp.int32(4), jnp.int32(11))
+    return sampler.run(unstack(params, model), model, sizes, state, jnp.int32(4), jnp.int32(11), depth)
 
 
 class Driver:
     """`logs` and `usages` of the rounds so far; `tokens`, `logp` and `ending` by rollout id."""
 
-    def __init__(self, sizes: RolloutConfig = SIZES):
-        self.sizes, self.state = sizes, slots.init(MODEL, sizes)
+    def __init__(self, sizes: RolloutConfig = SIZES, model: ModelConfig = MODEL, weights: Transformer | None = None):
+        self.sizes, self.model, self.state = sizes, model, slots.init(model, sizes)
+        self.weights = params() if weights is None else weights
+        self.depth = max(sizes.drafts, default=0)
         self.logs: list[Log] = []
         self.usages: list[sampler.Usage] = []
         self.tokens, self.logp, self.ending = defaultdict(list), defaultdict(list), {}
@@ -53,15 +55,15 @@ class Driver:
         rows = rows.replace(count=np.int32(len(requests)))
         names = np.full(self.sizes.requests, -1, np.int32)
         names[: len(cancel)] = cancel
-        self.state, log, usage = _round(self.sizes, params(), self.state, rows, names)
+        self.state, log, usage = _round(self.model, self.sizes, self.weights, self.state, rows, names, self.depth)
         log = jax.device_get(log)
         self.logs.append(log)
         self.usages.append(jax.device_get(usage))
         for tick, slot in np.argwhere(log.rollout >= 0):
-            rollout = int(log.rollout[tick, slot])
+            rollout, count = int(log.rollout[tick, slot]), log.count[tick, slot]
             assert rollout not in self.ending, f"rollout {rollout} has ended and samples on"
-            self.tokens[rollout].append(int(log.token[tick, slot]))
-            self.logp[rollout].append(float(log.logp[tick, slot]))
+            self.tokens[rollout] += log.token[tick, slot, :count].tolist()
+            self.logp[rollout] += log.logp[tick, slot, :count].tolist()
             if log.ending[tick, slot] != GOES_ON:
                 self.ending[rollout] = int(log.ending[tick, slot])
         return log

@@ -39,8 +39,8 @@ def test_ring_and_slots_behave_as_a_list_would_through_wrap_around_and_cancellat
         held = [-1 if gone else r for gone, r in zip(ended, held, strict=True)]
         state = state.replace(slots=state.slots.replace(rollout=np.array(held, np.int32)))
 
-        live, queue = admit(state.slots, state.queue)
-        state = state.replace(slots=live, queue=queue)
+        state = admit(state)
+        live, queue = state.slots, state.queue
         held = [r if r >= 0 else waiting.pop(0) if waiting else -1 for r in held]
         assert live.rollout.tolist() == held and int(queue.requests.count) == len(waiting)
         for slot, id in enumerate(held):
@@ -56,6 +56,6 @@ def test_a_slot_with_a_new_owner_starts_with_nothing_filled():
     state = slots.init(MODEL, SIZES)
     queue = slots.enqueue(state.queue, request_rows([4, 5]))
     before = state.slots.replace(filled=np.full(3, 9, np.int32), rollout=np.array([-1, 8, -1], np.int32))
-    live, _ = slots.admit(before, queue)
+    live = slots.admit(state.replace(slots=before, queue=queue)).slots
     assert live.filled.tolist() == [0, 9, 0] and live.rollout.tolist() == [4, 8, 5]
     assert live.ready.tolist() == [False, False, True] and live.unfilled.tolist() == [True, False, False]
