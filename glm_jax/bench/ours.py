@@ -48,7 +48,7 @@ def main(advantage: str, size: str) -> None:
 
     def inbox(rows: Requests, batch: LearnBatch, mode: int) -> Inbox:
         rate = np.asarray(1e-6, np.float32)
-        return Inbox(rows, none, batch, np.asarray(mode, np.int32), rate, rate)
+        return Inbox(rows, none, batch, np.asarray(mode, np.int32), rate, rate, np.zeros((), np.int32))
 
     def iteration() -> dict[str, float]:
         nonlocal state, first

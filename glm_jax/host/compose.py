@@ -34,6 +34,12 @@ def model_config(config: RunConfig, tokenizer: Tokenizer) -> ModelConfig:
     else:
         model = PRESETS[source.preset](**{"vocab_size": tokenizer.vocab_size, **source.changes})
     check_vocabulary("the model", model, tokenizer)
+    drafting = {"rollout.drafts": config.rollout.drafts, "learn.draft_depth": config.learn.draft_depth}
+    if not model.num_nextn_predict_layers and (asked := {k: v for k, v in drafting.items() if v}):
+        raise RunError(
+            f"the model has no draft layer (num_nextn_predict_layers = 0), and {asked} want one: set them to () and 0, "
+            "or model.changes.num_nextn_predict_layers to 1"
+        )
     return model
 
 
@@ -98,7 +104,7 @@ def make_sampling(
     tokenizer: Tokenizer,
 ) -> Sampling:
     """The desk between ledger, device and rewards."""
-    device = Device(program, state, config.rollout, config.shape, config.patience)
+    device = Device(program, state, config.rollout, config.shape, config.patience, config.deterministic)
     scorer = Scorer(ledger, pool, tokenizer.decode, {task.id: task for task in tasks})
     draw = Draw(config.rollout.window, config.rollout.temperature, config.rollout.top_p, tokenizer.stop_ids)
     return Sampling(ledger, device, scorer, tokenizer.encode, draw)
@@ -116,7 +122,7 @@ def memory(program: Program) -> dict[str, int]:
     parts = {"policy parameters": state.policy.params, "policy optimizer": state.policy.opt_state}
     if state.critic is not None:
         parts |= {"critic parameters": state.critic.params, "critic optimizer": state.critic.opt_state}
-    parts["sampler caches"] = state.sampler.caches
+    parts["sampler caches"] = (state.sampler.caches, state.sampler.drafting)
     return {name: sum(x.size * x.dtype.itemsize for x in jax.tree.leaves(tree)) for name, tree in parts.items()}
 
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 
 from glm_jax.data.tasks import TaskConfig
 from glm_jax.host.router import StalenessConfig
-from glm_jax.host.stages import RL, SFT, STAGES, VALUE, Stage, StageConfig, lay_out
+from glm_jax.host.stages import DRAFT, RL, SFT, STAGES, SUPERVISED, VALUE, Stage, StageConfig, lay_out
 from glm_jax.learn.config import LearnConfig
 from glm_jax.model.config import PRESETS
 from glm_jax.rollout.config import RolloutConfig
@@ -79,6 +79,7 @@ class RunConfig:
     tasks: TaskConfig = TaskConfig()
     stages: tuple[str, ...] = STAGES  # in this order; a stage of 0 steps is left out
     sft: StageConfig = StageConfig()
+    draft: StageConfig = StageConfig()  # of the draft layer alone
     value: StageConfig = StageConfig()
     rl: StageConfig = StageConfig()
     rollouts_per_prompt: int = 1
@@ -131,6 +132,8 @@ class RunConfig:
             return [f"stages is {self.stages}; they run in the order {', '.join(STAGES)}, each once"]
         problems = [] if self.laid_out else ["no stage has steps: set rl.steps, value.steps or sft.steps"]
         names = [stage.name for stage in self.laid_out]
+        if DRAFT in names and not self.learn.draft_depth:
+            problems.append(f"draft.steps is {self.draft.steps}, but learn.draft_depth = 0 drafts nothing: raise it")
         if VALUE in names and self.learn.advantage != "sao":
             problems.append(
                 f"value.steps is {self.value.steps}, but learn.advantage = {self.learn.advantage!r} has no critic to "
@@ -138,10 +141,10 @@ class RunConfig:
             )
         problems += [
             f"{name}.until is {getattr(self, name).until}, but only sft ends by its loss: set it to None"
-            for name in (VALUE, RL)
+            for name in (DRAFT, VALUE, RL)
             if getattr(self, name).until is not None
         ]
-        rates = {SFT: ["policy_lr"], VALUE: ["critic_lr"], RL: ["policy_lr", "critic_lr"]}
+        rates = {SFT: ["policy_lr"], DRAFT: ["policy_lr"], VALUE: ["critic_lr"], RL: ["policy_lr", "critic_lr"]}
         for stage in self.laid_out:
             for rate in rates[stage.name]:
                 if rate == "critic_lr" and self.learn.advantage != "sao":
@@ -163,7 +166,7 @@ class RunConfig:
                 "one: set it to 1, or learn.advantage to 'group'"
             )
         for stage in self.laid_out:
-            if stage.name != SFT and n > 1 and stage.config.batch % n:
+            if stage.name not in SUPERVISED and n > 1 and stage.config.batch % n:
                 problems.append(
                     f"{stage.name}.batch = {stage.config.batch} is no multiple of rollouts_per_prompt = {n}"
                 )
@@ -175,7 +178,7 @@ class RunConfig:
             problems.append(f"rollout.window = {window} exceeds learn.length = {length}: such a rollout fits no row")
         for stage in self.laid_out:
             holds = micro_batches * rows * (length // window)
-            if stage.name != SFT and window <= length and stage.config.batch > holds:
+            if stage.name not in SUPERVISED and window <= length and stage.config.batch > holds:
                 problems.append(
                     f"{stage.name}.batch = {stage.config.batch} rollouts of up to {window} tokens need not fit "
                     f"{micro_batches} x {rows} rows of {length}, which hold {holds}: raise learn.micro_batches (unused "

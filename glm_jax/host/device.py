@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections import deque
 from collections.abc import Sequence
@@ -16,6 +17,7 @@ from glm_jax.learn.batch import IDLE, RL, SFT, LearnBatch, empty_batch
 from glm_jax.program.exchange import Inbox
 from glm_jax.rollout.config import RolloutConfig
 from glm_jax.rollout.log import Sampled, read_log
+from glm_jax.rollout.pace import Pace
 from glm_jax.rollout.requests import STOP_IDS, empty_requests
 
 
@@ -51,6 +53,7 @@ class Outcome:
     sampled: list[Sampled]
     learning: Learning | None
     metrics: dict[str, float]
+    depth: int = 0  # to which it drafted
 
 
 @dataclass(frozen=True)
@@ -60,6 +63,8 @@ class _Sent:
     requests: int
     learning: Learning | None
     outbox: Any
+    depth: int
+    start: float
 
 
 class Device:
@@ -68,13 +73,23 @@ class Device:
     shape: (M, R, C) of a learning batch. patience: seconds that a round may take.
     """
 
-    def __init__(self, program: Any, state: Any, rollout: RolloutConfig, shape: tuple[int, int, int], patience: float):
+    def __init__(
+        self,
+        program: Any,
+        state: Any,
+        rollout: RolloutConfig,
+        shape: tuple[int, int, int],
+        patience: float,
+        deterministic: bool = False,
+    ):
         self.program, self.state, self.rollout, self.patience = program, state, rollout, patience
         self.version = int(state.policy.version)
         self.round = 0
         self.queued = 0  # requests that waited on the device at the end of the last round that came back
         self.pending: deque[_Sent] = deque()
         self._nothing = empty_batch(*shape)
+        self.pace = Pace(rollout.drafts, deterministic)
+        self._free = math.inf  # since when the device has had no older round to do; unknown before the first is back
 
     def room(self) -> int:
         """Requests that the next round can take without overflowing the device's queue."""
@@ -95,9 +110,11 @@ class Device:
             mode=np.asarray(learning.mode if learning else IDLE, np.int32),
             policy_lr=np.asarray(learning.policy_lr if learning else 0.0, np.float32),
             critic_lr=np.asarray(learning.critic_lr if learning else 0.0, np.float32),
+            depth=np.asarray(depth := self.pace.next(), np.int32),
         )
+        start = time.monotonic()
         self.state, outbox = self.program.round(self.state, inbox)
-        self.pending.append(_Sent(self.round, self.version, len(requests), learning, outbox))
+        self.pending.append(_Sent(self.round, self.version, len(requests), learning, outbox, depth, start))
         self.round += 1
         if learning and learning.mode in (SFT, RL):
             self.version += 1
@@ -112,7 +129,9 @@ class Device:
         if int(outbox.log.version) != sent.version:
             raise RunError(f"round {sent.round} sampled with version {int(outbox.log.version)}, not {sent.version}.")
         metrics = {name: float(value) for name, value in outbox.metrics.items()}
-        return Outcome(sent.round, read_log(outbox.log), sent.learning, metrics)
+        sampled = read_log(outbox.log, sent.depth)
+        self._measure(sent, sampled)
+        return Outcome(sent.round, sampled, sent.learning, metrics, sent.depth)
 
     def start_critic(self) -> None:
         """Makes a new critic from the policy as it is now."""
@@ -123,6 +142,13 @@ class Device:
         assert not self.pending, "reset_sampler with rounds under way"
         self.state = self.program.reset_sampler(self.state)
         self.queued = 0
+
+    def _measure(self, sent: _Sent, sampled: Sequence[Sampled]) -> None:
+        """Tells the pace how fast a round sampled; not of one that learned, nor of the first, which was compiled."""
+        now = time.monotonic()
+        if sent.learning is None and self._free < math.inf:
+            self.pace.add(sent.depth, sum(len(part.tokens) for part in sampled), now - max(sent.start, self._free))
+        self._free = now
 
     def _await(self, sent: _Sent) -> None:
         leaves = [leaf for leaf in jax.tree.leaves(sent.outbox) if isinstance(leaf, jax.Array)]

@@ -13,7 +13,7 @@ from glm_jax.host.goodput import Goodput
 from glm_jax.host.ledger import Book
 from glm_jax.host.rollouts import FATES, LENGTH, Rollout
 from glm_jax.host.router import lags
-from glm_jax.learn.batch import RL, SFT, VALUE
+from glm_jax.learn.batch import DRAFT, RL, SFT, VALUE
 
 SAMPLE = "sample/"
 # Slots without a token, and all slots, over the ticks in which a request was left waiting.
@@ -21,7 +21,8 @@ IDLE, WAITING = "sample/idle", "sample/waiting"
 TICKS = "sample/ticks"
 # What a mode of learning measures; the program reports 0 for the rest.
 MADE = {
-    SFT: ("policy/loss", "policy/grad_norm", "policy/entropy", "policy/indexer_kl"),
+    SFT: ("policy/loss", "policy/grad_norm", "policy/entropy", "policy/indexer_kl", "draft/"),
+    DRAFT: ("draft/",),
     VALUE: ("critic/",),
     RL: ("critic/", "policy/", "rollout/"),
 }

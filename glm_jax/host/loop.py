@@ -11,6 +11,7 @@ from dataclasses import asdict
 from typing import Any, NoReturn, Protocol
 
 from glm_jax.data.tasks import TaskSet
+from glm_jax.host.acceptance import Acceptance
 from glm_jax.host.baselines import Baseline
 from glm_jax.host.batches import pack, rollout_document
 from glm_jax.host.device import Learning, Outcome
@@ -23,7 +24,7 @@ from glm_jax.host.plan import Plan
 from glm_jax.host.rollouts import REJECTED, TRAIN, TRAINED, Rollout
 from glm_jax.host.router import Choice, Unit, choose, most_units
 from glm_jax.host.sampling import Sampling
-from glm_jax.host.stages import RL, SFT, SMOOTHED, VALUE, Stage, learning_rate, stage_at
+from glm_jax.host.stages import RL, SFT, SMOOTHED, SUPERVISED, VALUE, Stage, learning_rate, stage_at
 from glm_jax.io.checkpoints import SCORE
 from glm_jax.learn.batch import MODES
 from glm_jax.report.plots import Sample
@@ -75,6 +76,7 @@ class Loop:
         self.device.round = host.get("round", 0)
         self.meter = Meter(host.get("elapsed", 0.0), host.get("goodput"))
         self.goodput = self.meter.goodput
+        self.acceptance = Acceptance()
         self.evaluation: Evaluation | None = None
         self.losses = deque(host.get("losses", ()), maxlen=SMOOTHED)  # of the last SFT steps
         self.samples = [Sample(**sample) for sample in host.get("samples", ())]  # of the last evaluation
@@ -152,7 +154,7 @@ class Loop:
         stage = stage_at(self.plan.stages, self.step)
         if stage is None:
             return None
-        if stage.name == SFT:
+        if stage.name in SUPERVISED:
             return self._learn_examples(stage)
         bump = int(stage.name == RL)
         batch = stage.config.batch // self.plan.group
@@ -191,7 +193,7 @@ class Loop:
     def _step(self, stage: Stage, batch: Any, figures: dict[str, float]) -> Learning:
         done, steps = self.step - stage.start, stage.config.steps
         policy_lr = learning_rate(stage.config.policy_lr, done, steps) if stage.name != VALUE else 0.0
-        critic_lr = learning_rate(stage.config.critic_lr, done, steps) if stage.name != SFT else 0.0
+        critic_lr = learning_rate(stage.config.critic_lr, done, steps) if stage.name in (VALUE, RL) else 0.0
         self.step += 1
         self.progress = time.monotonic()
         rates = {"learn/policy_lr": policy_lr, "learn/critic_lr": critic_lr}
@@ -221,7 +223,7 @@ class Loop:
         at = self.step - 1 if learning else self.step
         left = self._units_left(at)
         stage = stage_at(self.plan.stages, at)
-        if stage is None or stage.name == SFT:
+        if stage is None or stage.name in SUPERVISED:
             return
         later = next((s for s in self.plan.stages if s.start > stage.start), None)
         later_batch = later.config.batch // self.plan.group if later else None
@@ -236,7 +238,7 @@ class Loop:
         """Units that steps from `step` on will train."""
         left = 0
         for stage in self.plan.stages:
-            if stage.name != SFT:
+            if stage.name not in SUPERVISED:
                 steps = stage.config.steps - min(stage.config.steps, max(0, step - stage.start))
                 left += steps * (stage.config.batch // self.plan.group)
         return left
@@ -265,12 +267,13 @@ class Loop:
         if outcome.sampled:
             self.progress = time.monotonic()
         self.meter.add(outcome)
+        self.acceptance.add(outcome, self.ledger)
         self.sampling.take(outcome)
         if outcome.learning:
             learning = outcome.learning
             values = learning_figures(outcome.metrics, learning.mode) | learning.figures
             _check_finite(learning.step, values)
-            values = self.meter.row() | ledger_figures(self.ledger.book) | values
+            values = self.meter.row() | self.acceptance.row() | ledger_figures(self.ledger.book) | values
             self.reporter.write(learning.step, values)
             if learning.mode == MODES[SFT]:
                 self._end_sft_early(values["policy/loss"])

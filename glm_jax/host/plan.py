@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from glm_jax.host.router import StalenessConfig
-from glm_jax.host.stages import SFT, Stage
+from glm_jax.host.stages import SUPERVISED, Stage
 
 
 @dataclass(frozen=True)
@@ -31,5 +31,5 @@ class Plan:
     @property
     def critic_starts_at(self) -> int | None:
         """The step at which the critic is made anew from what SFT left of the policy; None where there is no SFT."""
-        after = [stage.start for stage in self.stages if stage.name != SFT]
+        after = [stage.start for stage in self.stages if stage.name not in SUPERVISED]
         return after[0] if after and after[0] > 0 else None

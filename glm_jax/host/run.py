@@ -26,7 +26,7 @@ from glm_jax.host.plan import Plan
 from glm_jax.host.preemption import Notice
 from glm_jax.host.profile import profiled
 from glm_jax.host.reporting import Report
-from glm_jax.host.stages import SFT
+from glm_jax.host.stages import SUPERVISED
 from glm_jax.io.checkpoints import Checkpoints, abstract, check_same_run, restore_weights
 from glm_jax.model.config import ModelConfig
 from glm_jax.program.round import Program
@@ -151,7 +151,7 @@ def _source(config: RunConfig) -> Path | None:
 
 def _examples(config: RunConfig, tasks: TaskSet, tokenizer: Tokenizer, host: dict | None) -> Examples:
     """The supervised examples, checked now if there is a stage that wants them."""
-    wanted = any(stage.name == SFT for stage in config.laid_out)
+    wanted = any(stage.name in SUPERVISED for stage in config.laid_out)
     found = sft.examples(tasks.train, tokenizer, config.rollout.window) if wanted else []
     return Examples(lambda: sft.stream(found, config.seed), len(found), host["examples"] if host else None)
 

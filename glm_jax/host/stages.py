@@ -6,9 +6,10 @@ import math
 from dataclasses import dataclass, field
 from typing import Literal
 
-SFT, VALUE, RL = "sft", "value", "rl"
+SFT, DRAFT, VALUE, RL = "sft", "draft", "value", "rl"
 SMOOTHED = 10  # losses that `until` looks at together
-STAGES = (SFT, VALUE, RL)
+STAGES = (SFT, DRAFT, VALUE, RL)
+SUPERVISED = (SFT, DRAFT)  # that learn from examples
 
 
 @dataclass(frozen=True)
@@ -33,7 +34,7 @@ class ScheduleConfig:
 
 @dataclass(frozen=True)
 class StageConfig:
-    """One stage: `steps` updates of `batch` rollouts (of examples, in sft) each.
+    """One stage: `steps` updates of `batch` rollouts (of examples, in sft and draft) each.
 
     `until` (sft only) ends the stage early, once the loss of SMOOTHED steps is at most that on average: seeds learn at
     different speeds, and what comes after wants equals to start from.
@@ -64,7 +65,7 @@ class Stage:
 
 
 def lay_out(configs: dict[str, StageConfig]) -> tuple[Stage, ...]:
-    """The stages that have steps, in the order sft, value, rl."""
+    """The stages that have steps, in the order of STAGES."""
     stages, start = [], 0
     for name in STAGES:
         config = configs.get(name, StageConfig())

@@ -7,8 +7,8 @@ from flax import struct
 from jaxtyping import Array, Bool, Float, Int
 
 # Modes of one learning step, traced so that one compiled program serves every stage of a run.
-IDLE, SFT, VALUE, RL = 0, 1, 2, 3
-MODES = {"idle": IDLE, "sft": SFT, "value": VALUE, "rl": RL}
+IDLE, SFT, VALUE, RL, DRAFT = 0, 1, 2, 3, 4
+MODES = {"idle": IDLE, "sft": SFT, "draft": DRAFT, "value": VALUE, "rl": RL}
 
 
 @struct.dataclass

@@ -32,12 +32,18 @@ class LearnConfig:
     critic_updates: int = 2  # K per policy update, on the same batch
     freeze_critic_attention: bool = True
     indexer_kl: float = 0.0  # weight of the indexer's own loss in SFT; 0 leaves the indexer as it is
+    draft_depth: int = 0  # drafts in a row that the draft layer learns to make; 0 leaves it as it is
+    draft_loss: Literal["tv", "ce"] = (
+        "tv"  # of the draft stage: what verifying would refuse, or cross-entropy as in SFT
+    )
     policy: OptimizerConfig = OptimizerConfig()
     critic: OptimizerConfig = OptimizerConfig()
 
     def check(self) -> list[str]:
         sizes = ("micro_batches", "rows", "length", "critic_updates")
         problems = [f"{k}={getattr(self, k)} must be at least 1" for k in sizes if getattr(self, k) < 1]
+        if self.draft_depth < 0:
+            problems.append(f"draft_depth={self.draft_depth} must be at least 0")
         if not 0 < self.clip_low <= 1 or self.clip_high <= 0:
             problems.append(
                 f"the window (1 - {self.clip_low}, 1 + {self.clip_high}) must hold 1: "

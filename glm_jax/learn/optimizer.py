@@ -12,7 +12,7 @@ from jaxtyping import Array, Float, Int
 
 from glm_jax.learn.config import OptimizerConfig
 
-MAIN, INDEXER, FROZEN = "main", "indexer", "frozen"
+MAIN, INDEXER, DRAFT, FROZEN = "main", "indexer", "draft", "frozen"
 
 
 @struct.dataclass
@@ -20,21 +20,22 @@ class Learner:
     """A model in training."""
 
     params: Any
-    opt_state: Any  # by part of the tree: MAIN, and INDEXER where that is trained
+    opt_state: Any  # by part of the tree: MAIN, and INDEXER and DRAFT where those are trained
     version: Int[Array, ""]  # updates so far
 
 
 def labels(params: Any, frozen_attention: bool = False) -> Any:
-    """MAIN, INDEXER or FROZEN for each leaf. The router's bias is no gradient's business, the draft layer no loss's."""
+    """MAIN, INDEXER, DRAFT or FROZEN for each leaf. The router's bias is no gradient's business."""
 
     def label(path, _):
         names = [getattr(k, "name", "") for k in path]
-        if "draft" in names:
+        if names[-1] == "bias":
             return FROZEN
+        if "draft" in names:
+            return DRAFT
         if "indexer" in names:
             return INDEXER
-        is_router_bias = names[-1] == "bias"
-        return FROZEN if is_router_bias or (frozen_attention and "attn" in names) else MAIN
+        return FROZEN if frozen_attention and "attn" in names else MAIN
 
     return jax.tree_util.tree_map_with_path(label, params)
 
@@ -63,7 +64,7 @@ def init(params: Any, labels: Any, config: OptimizerConfig, parts: tuple[str, ..
 def step(
     learner: Learner, grads: Any, labels: Any, config: OptimizerConfig, lr: Float[Array, ""], parts: tuple[str, ...]
 ) -> tuple[Learner, Float[Array, ""]]:
-    """Clips each part's gradient by its global norm, one Adam step; returns the norm of MAIN before clipping.
+    """Clips each part's gradient by its global norm, one Adam step; returns the first part's norm before clipping.
 
     The version is left to the caller: only the policy's updates count.
     """
@@ -76,4 +77,4 @@ def step(
         held = part(params, labels, name)
         update, state[name] = _adam(config).update(g, state[name], held)
         params = merge(params, jax.tree.map(lambda p, u: p - (lr * u).astype(p.dtype), held, update))
-    return learner.replace(params=params, opt_state=state), norms[MAIN]
+    return learner.replace(params=params, opt_state=state), norms[parts[0]]

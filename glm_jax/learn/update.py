@@ -6,10 +6,10 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
-from glm_jax.learn import critic_step, policy_step
+from glm_jax.learn import critic_step, draft_step, policy_step
 from glm_jax.learn.accumulate import Setup, zeros
 from glm_jax.learn.advantage import rollout_sum
-from glm_jax.learn.batch import RL, SFT, LearnBatch
+from glm_jax.learn.batch import DRAFT, RL, SFT, VALUE, LearnBatch
 from glm_jax.learn.optimizer import Learner
 from glm_jax.model.norms import wide
 
@@ -27,13 +27,15 @@ def learn(
 ) -> tuple[Learner, Learner | None, Metrics]:
     """SFT: cross-entropy on trainable tokens. VALUE: critic updates alone. RL: critic updates, then one of the policy.
 
+    DRAFT: the draft layer alone; with `draft_depth` it also learns in SFT, by cross-entropy.
+
     `mode` and the learning rates are traced, so one compiled program serves every stage. Values and advantages are
     computed once, before the critic moves. A figure that a mode does not make is 0.
     """
     advantage, judged = _rollout_reward(batch).astype(wide(setup.model.dtype)), {}
     if critic is not None:
         critic, advantage, judged = jax.lax.cond(
-            mode > SFT,
+            (mode == VALUE) | (mode == RL),
             lambda critic: critic_step.update(critic, batch, critic_lr, setup),
             lambda critic: (critic, advantage, zeros(critic_step.METRICS)),
             critic,
@@ -48,14 +50,31 @@ def learn(
     def skip(policy):
         return policy, zeros(policy_step.METRICS)
 
-    branch = jnp.where(mode == SFT, 1, jnp.where(mode == RL, 2, 0))
-    policy, learned = jax.lax.switch(branch, [skip, sft, rl], policy)
-    return policy, critic, {**judged, **learned}
+    drafting = {}
+    if setup.learn.draft_depth:
+
+        def with_loss(kind):
+            return lambda policy: draft_step.update(policy, batch, policy_lr, setup, kind)
+
+        def leave(policy):
+            return policy, zeros(draft_step.METRICS)
+
+        # Before the backbone moves.
+        branches = [leave, with_loss("ce"), with_loss(setup.learn.draft_loss)]
+        policy, drafting = jax.lax.switch(_index(mode, SFT, DRAFT), branches, policy)
+    policy, learned = jax.lax.switch(_index(mode, SFT, RL), [skip, sft, rl], policy)
+    return policy, critic, {**judged, **drafting, **learned}
 
 
-def metric_names(critic: bool) -> tuple[str, ...]:
+def _index(mode: Int[Array, ""], *modes: int) -> Int[Array, ""]:
+    """1 + the place of `mode` among `modes`; 0 where it is none of them."""
+    return sum(jnp.where(mode == each, i, 0) for i, each in enumerate(modes, 1))
+
+
+def metric_names(critic: bool, drafting: bool = False) -> tuple[str, ...]:
     """What `learn` measures."""
-    return policy_step.METRICS + (critic_step.METRICS if critic else ())
+    names = policy_step.METRICS + (draft_step.METRICS if drafting else ())
+    return names + (critic_step.METRICS if critic else ())
 
 
 def _rollout_reward(batch: LearnBatch) -> Float[Array, "M R C"]:

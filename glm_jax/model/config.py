@@ -196,6 +196,7 @@ def small(**changes: Any) -> ModelConfig:
         indexer_types=("full", "full", "shared"),
         mlp_layer_types=("dense", "sparse", "sparse"),
         initializer_range=None,
+        index_share_for_mtp_iteration=True,
     )
     return ModelConfig(**{**shape, **changes})
 

@@ -16,12 +16,12 @@ import jax.numpy as jnp
 from flax import struct
 from jaxtyping import Array, Float, Int
 
-from glm_jax.model import cache, rows
+from glm_jax.model import attention, cache, rows
 from glm_jax.model.cache import Caches, CacheState
 from glm_jax.model.config import ModelConfig
 from glm_jax.model.heads import embed, unembed
 from glm_jax.model.layers import run_layer
-from glm_jax.model.norms import linear, rms_norm
+from glm_jax.model.norms import linear, rms_norm, rope_tables
 from glm_jax.model.selection import Indices, Selection, as_indices
 from glm_jax.model.weights import DRAFT_KIND, Transformer
 
@@ -62,7 +62,7 @@ def forward(
     state = rows.nothing_carried(tokens.shape, config, selecting, train_indexer=False)
 
     def attend(kind, p, x, state, numbers):
-        return rows.attend(p, config, x, view, state, 0, selecting, train_indexer=False)
+        return rows.attend(p, config, x, view, state, selecting)
 
     m, state, seen = _run(params, config, DRAFT_KIND, tokens, hidden, view.valid, state, attend, trace)
     output = DraftOutput(unembed(params, m), m)
@@ -70,6 +70,46 @@ def forward(
         return output
     chosen = as_indices(state.selection, tokens.shape[1], config.index_topk)
     return output.replace(routes=jnp.sort(seen[1], axis=-1), selection=chosen)
+
+
+def unroll(
+    params: Transformer,
+    config: ModelConfig,
+    tokens: Int[Array, "B S"],
+    hidden: Float[Array, "B S D"],
+    document_ids: Int[Array, "B S"],
+    depth: int,
+    train_indexer: bool = False,
+) -> tuple[Float[Array, "depth B S D"], Float[Array, ""]]:
+    """What drafting to `depth` would compute from every state of whole rows if each draft were the token that follows.
+
+    `hidden[b, j]` is the target's state of column j. m[d, b, j], of d drafts before, predicts the token at column
+    j + 2 + d; it means something where that is in the document of column j. As in `propose` with a shared selection,
+    steps from 1 on read the keys and the selection of step 0, so they see rows of true states alone. Also returns the
+    KL sum of the layer's indexer (0 without `train_indexer`).
+    """
+    columns = tokens.shape[1]
+    kernels = rows.by_kernels(columns, config, trace=False, train_indexer=train_indexer)
+    view = rows.look(document_ids, config, kernels)
+    selecting = columns > config.index_topk or train_indexer
+    carried = rows.nothing_carried(tokens.shape, config, selecting, train_indexer)
+    position = jnp.arange(columns) - view.first
+    made, m, kv = [], hidden, None
+    for step in range(depth):
+        cos, sin = rope_tables(position + step, config.qk_rope_head_dim, config.rope_theta, jnp.dtype(config.dtype))
+        at = view._replace(cos=cos, sin=sin)
+
+        def attend(kind, p, x, state, numbers, at=at, kv=kv, first=step == 0):
+            carried, _ = state
+            kv = attention.rows(p, config, x, at.cos, at.sin) if first else kv
+            kl_weight = 1.0 if train_indexer and first else None
+            out, carried = rows.attend(p, config, x, at, carried, first and selecting, kl_weight, kv)
+            return out, (carried, kv)
+
+        following = jnp.pad(tokens[:, step + 1 :], ((0, 0), (0, step + 1)))
+        m, (carried, kv), _ = _run(params, config, DRAFT_KIND, following, m, view.valid, (carried, kv), attend)
+        made.append(m)
+    return jnp.stack(made), carried.kl
 
 
 def init_cache(config: ModelConfig, slots: int, columns: int) -> Caches:

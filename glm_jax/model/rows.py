@@ -75,7 +75,7 @@ def _no_selection(shape, config: ModelConfig, train_indexer: bool) -> Selection:
     return Indices(jnp.zeros(size, jnp.int32), jnp.zeros(shape, jnp.int32), log_q)
 
 
-def _kl_weights(config: ModelConfig) -> list[float]:
+def kl_weights(config: ModelConfig) -> list[float]:
     """Per layer 1 / (layers that share its selection): the indexer's loss is the mean KL over the layers it serves.
 
     Its gradient is that of the KL to their mean attention (IndexCache, arXiv 2603.12201, multi-layer loss).
@@ -90,16 +90,21 @@ def attend(
     x: Float[Array, "B S D"],
     view: Visibility,
     state: Carried,
-    number,
     compute: bool,
-    train_indexer: bool,
+    kl_weight: Float[Array, ""] | float | None = None,
+    kv: Float[Array, "B S RP"] | None = None,
 ) -> tuple[Float[Array, "B S D"], Carried]:
-    """Attention of layer `number` over whole rows, in chunks of queries."""
+    """Attention of a layer over whole rows, in chunks of queries; it computes a selection, or takes the carried one.
+
+    kl_weight: of this layer in the indexer's loss; None where the indexer is not trained. kv: cache rows to attend to
+    instead of those of `x`.
+    """
+    train_indexer = kl_weight is not None
     columns, sparse = x.shape[1], x.shape[1] > config.index_topk
     dense = _dense(columns, config)
     c_q = attention.query_latent(p, config, x)
     q_nope, q_rope = attention.queries(p, config, c_q, view.cos, view.sin)
-    kv = attention.rows(p, config, x, view.cos, view.sin)
+    kv = attention.rows(p, config, x, view.cos, view.sin) if kv is None else kv
     per_query = {"q_nope": q_nope, "q_rope": q_rope, "document": view.document}
     per_query["column"] = jnp.broadcast_to(jnp.arange(columns), view.document.shape)
     if compute:
@@ -138,8 +143,7 @@ def attend(
 
     out, selection, kl = chunked(chunk, per_query, QUERY_CHUNK)
     if train_indexer:
-        weight = jnp.asarray(_kl_weights(config), state.kl.dtype)[number]
-        state = state.replace(kl=state.kl + weight * jnp.sum(jnp.where(view.valid, kl, 0.0)))
+        state = state.replace(kl=state.kl + kl_weight * jnp.sum(jnp.where(view.valid, kl, 0.0)))
     return attention.output(p, out), state.replace(selection=selection)
 
 

@@ -47,9 +47,11 @@ def hidden_states(
     x = embed(params, tokens, view.valid, config.dtype)
     selecting = tokens.shape[1] > config.index_topk or trace or train_indexer
     state = rows.nothing_carried(tokens.shape, config, selecting, train_indexer)
+    kl_weights = jnp.asarray(rows.kl_weights(config), state.kl.dtype)
 
     def attend(kind, p, x, state, numbers):
-        return rows.attend(p, config, x, view, state, numbers[0], kind.full and selecting, train_indexer)
+        kl_weight = kl_weights[numbers[0]] if train_indexer else None
+        return rows.attend(p, config, x, view, state, kind.full and selecting, kl_weight)
 
     x, state, traced = run_layers(params, config, x, view.valid, state, attend, trace)
     x = rms_norm(x, params.norm, config.rms_norm_eps)

@@ -16,9 +16,10 @@ class Inbox:
     requests: Requests
     cancel: Int[Array, "A"]  # rollout ids to drop before sampling, wherever they stand (queue or slot); -1 = none
     batch: LearnBatch
-    mode: Int[Array, ""]  # learn.batch.IDLE, SFT, VALUE or RL
+    mode: Int[Array, ""]  # of learn.batch
     policy_lr: Float[Array, ""]
     critic_lr: Float[Array, ""]
+    depth: Int[Array, ""]  # 0, or one of RolloutConfig.drafts: drafts of each tick
 
 
 @struct.dataclass

@@ -14,7 +14,7 @@ from glm_jax.learn import optimizer
 from glm_jax.learn.accumulate import Setup, zeros
 from glm_jax.learn.batch import IDLE
 from glm_jax.learn.config import LearnConfig
-from glm_jax.learn.optimizer import INDEXER, MAIN, Learner
+from glm_jax.learn.optimizer import DRAFT, INDEXER, MAIN, Learner
 from glm_jax.learn.update import learn, metric_names
 from glm_jax.model import weights
 from glm_jax.model.config import ModelConfig
@@ -38,7 +38,7 @@ def run_round(
     device = slots.cancel(state.sampler, inbox.cancel)
     device = device.replace(queue=slots.enqueue(device.queue, inbox.requests))
     view = handoff(state.policy.params, setup.model, mesh)
-    device, log, usage = sampler.run(view, setup.model, rollout, device, state.policy.version, state.seed)
+    device, log, usage = sampler.run(view, setup.model, rollout, device, state.policy.version, state.seed, inbox.depth)
 
     split = lambda a: jax.lax.with_sharding_constraint(a, layout.rows(mesh, 1)) if a.ndim else a
     batch = jax.tree.map(split, inbox.batch)
@@ -49,7 +49,8 @@ def run_round(
         return (policy, critic), metrics
 
     learners = (state.policy, state.critic)
-    skip = lambda learners: (learners, zeros(metric_names(critic=state.critic is not None)))
+    names = metric_names(critic=state.critic is not None, drafting=setup.learn.draft_depth > 0)
+    skip = lambda learners: (learners, zeros(names))
     if learns:
         learners, metrics = jax.lax.cond(inbox.mode != IDLE, step, skip, learners)
     else:
@@ -86,7 +87,7 @@ def build(
 
     def new_policy(seed):
         start = params if params is not None else weights.init(model, jax.random.key(seed))
-        parts = (MAIN, INDEXER) if config.indexer_kl > 0 else (MAIN,)
+        parts = (MAIN, *([INDEXER] if config.indexer_kl > 0 else []), *([DRAFT] if config.draft_depth else []))
         return optimizer.init(start, optimizer.labels(start), config.policy, parts)
 
     def new_critic(policy: Learner) -> Learner | None:

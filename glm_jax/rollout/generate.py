@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import time
 from collections.abc import Sequence
 from functools import partial
 
@@ -15,9 +16,11 @@ from glm_jax.model.weights import Transformer, for_decoding
 from glm_jax.rollout import sampler, slots
 from glm_jax.rollout.config import RolloutConfig
 from glm_jax.rollout.log import read_log
+from glm_jax.rollout.pace import Pace
 from glm_jax.rollout.requests import STOP_IDS, Requests, empty_requests
 
 PREFILL_CHUNK = 256  # prompt tokens of a slot that run through the model at once
+DRAFT_TICKS = 16  # of a round with drafts: fewer than slots.HELD, so that a round without them loses nothing
 
 
 @dataclasses.dataclass(frozen=True)
@@ -38,18 +41,23 @@ def generate(
     stop: Sequence[int] = (),
     seed: int = 0,
     slots_at_once: int = 32,
+    drafts: int = 0,
 ) -> list[Completion]:
     """Completes each prompt with up to `max_new_tokens`; greedy at temperature 0.
 
     Prompts of any lengths share the slots: a slot that ends takes the next prompt. Completion i depends on prompt i,
     the seed and i alone, not on the other prompts.
 
+    With `drafts` the model's draft layer proposes so many tokens at a time while that is faster: greedy completions
+    stay as they are, sampled ones keep their distribution but are other draws, and hang on how fast the machine is.
+
     Raises:
-        ValueError: for an empty prompt, a token outside the vocabulary, more than 8 stop ids, or a temperature or
-            top_p that is no such thing.
+        ValueError: for an empty prompt, a token outside the vocabulary, more than 8 stop ids, a temperature or top_p
+            that is no such thing, or drafts of a model without a draft layer.
     """
     _check(prompts, config, max_new_tokens, stop)
-    if problems := RolloutConfig(temperature=temperature, top_p=top_p).check():
+    depths = (drafts,) if drafts else ()
+    if problems := RolloutConfig(temperature=temperature, top_p=top_p, drafts=depths).check():
         raise ValueError("; ".join(problems))
     if not prompts:
         return []
@@ -61,21 +69,28 @@ def generate(
     sizes = RolloutConfig(
         slots=count,
         window=window,
-        ticks=_round_up(max_new_tokens, 256),  # at most: the loop ends with the last prompt
+        # At most: the loop ends with the last prompt. With drafts, rounds short enough to compare.
+        ticks=DRAFT_TICKS if drafts else _round_up(max_new_tokens, 256),
         queue=len(prompts),
         requests=len(prompts),
         prefill_slots=min(8, count),
         prefill_chunk=min(PREFILL_CHUNK, _round_up(longest, 32)),
+        drafts=depths,
     )
     requests = _requests(prompts, window, max_new_tokens, temperature, top_p, stop)
     state = slots.init(config, sizes)
     state = state.replace(queue=slots.enqueue(state.queue, requests))
     tokens: list[list[int]] = [[] for _ in prompts]
     logps: list[list[float]] = [[] for _ in prompts]
+    view, pace = for_decoding(params, config), Pace(depths)
     left = True
     while left:
-        state, log = _run(params, config, sizes, state, jnp.int32(seed))
-        for part in read_log(jax.device_get(log)):
+        start, depth, compiled = time.perf_counter(), pace.next(), _run._cache_size()
+        state, log = _run(view, config, sizes, state, jnp.int32(seed), jnp.int32(depth))
+        found = read_log(jax.device_get(log))
+        if _run._cache_size() == compiled:
+            pace.add(depth, sum(len(part.tokens) for part in found), time.perf_counter() - start)
+        for part in found:
             tokens[part.rollout] += part.tokens
             logps[part.rollout] += part.logp
         left = bool(jax.device_get((state.slots.rollout >= 0).any() | (state.queue.requests.count > 0)))
@@ -83,9 +98,8 @@ def generate(
 
 
 @partial(jax.jit, static_argnums=(1, 2), donate_argnums=3)
-def _run(params, config, sizes, state, seed):
-    view = for_decoding(params, config)
-    state, log, _ = sampler.run(view, config, sizes, state, jnp.int32(0), seed)
+def _run(view, config, sizes, state, seed, depth):
+    state, log, _ = sampler.run(view, config, sizes, state, jnp.int32(0), seed, depth)
     return state, log
 
 

@@ -50,21 +50,26 @@ def run(
     """Samples until `config.ticks` are used, or no slot is live and the queue is empty.
 
     `view` are the policy's weights in the sample layout. A slot that ends its rollout takes the oldest request in the
-    next tick. `depth` is one of `config.drafts`, or 0: how many tokens the draft layer proposes in each tick.
+    next tick. `depth` is one of `config.drafts`, or 0: how many tokens the draft layer proposes in each tick, as long
+    as there is a rollout that it can draft for.
     """
 
     def busy(loop: _Loop):
         work = jnp.any(loop.sampler.slots.live) | (loop.sampler.queue.requests.count > 0)
         return (loop.log.ticks < config.ticks) & work
 
+    def drafts(loop: _Loop):
+        known = loop.sampler.slots.live & (loop.sampler.drafting.pending >= 0)
+        return jnp.any(known) | (loop.sampler.queue.requests.count > 0)
+
     zero = jnp.zeros((), jnp.int32)
     loop = _Loop(sampler, _empty_log(config, version), Usage(zero, zero, zero, zero, zero))
-    # A loop per depth, of which one runs: a choice within the loop would copy the caches.
-    for each in (0, *config.drafts):
+    # A loop per depth: a choice within one loop would copy the caches.
+    for each in config.drafts:
         chosen = jnp.asarray(depth) == each
         tick = partial(_tick, view, model, config, seed, each)
-        loop = jax.lax.while_loop(lambda loop, chosen=chosen: chosen & busy(loop), tick, loop)
-    return loop
+        loop = jax.lax.while_loop(lambda loop, chosen=chosen: chosen & busy(loop) & drafts(loop), tick, loop)
+    return jax.lax.while_loop(busy, partial(_tick, view, model, config, seed, 0), loop)
 
 
 def _tick(view: Transformer, model: ModelConfig, config: RolloutConfig, seed, depth: int, loop: _Loop) -> _Loop:

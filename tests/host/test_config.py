@@ -46,7 +46,7 @@ def test_the_base_of_these_tests_is_a_config_that_runs():
         (dict(mesh__data=3), "rollout.slots = 64 cannot be split over data x fsdp x expert = 3 devices evenly"),
         (dict(mesh__data=16), "learn.rows = 8 cannot be split over data x fsdp x expert = 16 devices evenly"),
         (dict(rl__steps=0), "no stage has steps"),
-        (dict(stages=("rl", "sft")), "they run in the order sft, value, rl"),
+        (dict(stages=("rl", "sft")), "they run in the order sft, draft, value, rl"),
         (dict(stages=("rl", "dpo")), "stages holds ['dpo']"),
         (dict(learn__advantage="running_mean", value__steps=2), "has no critic to train"),
         (dict(rl__critic_lr__peak=0.0), "rl.critic_lr.peak is 0, so stage rl would learn nothing"),
@@ -83,5 +83,5 @@ def test_a_workdir_of_another_config_is_refused_before_anything_is_compiled(tmp_
 
 def test_the_flat_config_holds_json_values_under_dotted_keys():
     values = flat(read(RunConfig, config()))
-    assert values["rl.policy_lr.peak"] == 1e-4 and values["stages"] == ["sft", "value", "rl"]
+    assert values["rl.policy_lr.peak"] == 1e-4 and values["stages"] == ["sft", "draft", "value", "rl"]
     assert values["model.path"] is None

@@ -125,6 +125,31 @@ def test_the_cache_gives_what_whole_rows_give_in_any_chunks_and_at_any_depth():
         np.testing.assert_allclose(jnp.concatenate(got, 1), rows, atol=2e-5, err_msg=f"depth {depth}")
 
 
+def test_unrolled_rows_are_what_proposing_the_following_tokens_computes():
+    """From every state of both documents, with a selection smaller than the row and one that holds all of it."""
+    params, tokens, hidden = states()
+    depth, columns = 3, DOCUMENTS.shape[1]
+    for top_k in (4, 64):
+        config = dataclasses.replace(CONFIG, index_topk=top_k, index_share_for_mtp_iteration=True)
+        unroll = jax.jit(lambda p, t, h, c=config: draft.unroll(p, c, t, h, DOCUMENTS, depth)[0])
+        logits = transformer.unembed(params, unroll(params, tokens, hidden))
+
+        @jax.jit
+        def propose(p, following, hidden, count, wanted, config=config):
+            pick = lambda step, _: wanted[:, step]
+            args = p, config, draft.init_cache(config, 1, columns + depth), following, hidden, jnp.zeros(1, int)
+            return draft.propose(*args, count, depth, pick=pick)[0].logits
+
+        for row, first, last in ((0, 2, 10), (0, 10, 15), (1, 0, 15)):
+            padded = lambda a, size: jnp.pad(a, [(0, size - len(a))] + [(0, 0)] * (a.ndim - 1))[None]
+            following = padded(tokens[row, first + 1 : last], columns)
+            for column in range(first, last - depth - 1):
+                wanted = tokens[row : row + 1, column + 2 : column + 2 + depth]
+                count = jnp.array([column - first + 1])
+                got = propose(params, following, padded(hidden[row, first:last], columns), count, wanted)
+                np.testing.assert_allclose(logits[:, row, column], got[0], atol=3e-5, err_msg=f"{top_k} {row} {column}")
+
+
 def test_slots_without_new_rows_keep_their_cache():
     params, tokens, hidden = states()
     state = jax.tree.map(lambda a: jnp.full_like(a, 7.0), draft.init_cache(CONFIG, 2, 12))

@@ -49,6 +49,7 @@ def inbox(requests=(), batch: LearnBatch | None = None, mode: int = IDLE) -> Inb
         mode=np.int32(mode),
         policy_lr=np.float32(LR),
         critic_lr=np.float32(LR),
+        depth=np.int32(0),
     )
 
 

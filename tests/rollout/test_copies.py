@@ -23,7 +23,7 @@ def test_no_operation_of_the_decode_loop_passes_over_a_whole_cache(count):
     )
     params = random_params(config)
     state = slots.init(config, sizes)
-    program = generate._run.lower(params, config, sizes, state, jnp.int32(0)).compile().as_text()
+    program = generate._run.lower(params, config, sizes, state, jnp.int32(0), jnp.int32(0)).compile().as_text()
     for leaf in jax.tree.leaves(state.caches):
         shape = ",".join(map(str, leaf.shape))
         made = re.findall(rf"= f32\[{shape}\]\S* ([\w-]+)\(", program)

@@ -1,0 +1,46 @@
+"""How deep to draft: the depth that has given the most tokens per second lately, 0 where drafting does not pay."""
+
+from __future__ import annotations
+
+TRIAL = 64  # rounds after which each of the other depths is measured again
+MEMORY = 0.5  # weight of the newest measurement of a depth in its mean
+
+
+class Pace:
+    """Measures every depth once, deepest first; goes on with the best, and tries the others again now and then.
+
+    What is drafted changes no distribution, but it does change which tokens are drawn: where a run has to give the same
+    bits again, `fixed` keeps it to the deepest.
+    """
+
+    def __init__(self, drafts: tuple[int, ...], fixed: bool = False):
+        self.depths = (0, *drafts)
+        self.fixed = fixed
+        self.speed: dict[int, float] = {}  # tokens per second
+        self._trials: list[int] = []
+        self._since = 0
+
+    @property
+    def best(self) -> int:
+        """The fastest depth so far; the deepest while nothing is known."""
+        return max(self.speed, key=self.speed.__getitem__, default=self.depths[-1])
+
+    def next(self) -> int:
+        """The depth of the next round."""
+        if self.fixed or len(self.depths) == 1:
+            return self.depths[-1]
+        if unknown := [depth for depth in self.depths if depth not in self.speed]:
+            return unknown[-1]
+        if self._since >= TRIAL:
+            self._trials, self._since = [depth for depth in self.depths if depth != self.best], 0
+        if self._trials:
+            return self._trials.pop()
+        self._since += 1
+        return self.best
+
+    def add(self, depth: int, tokens: int, seconds: float) -> None:
+        """What a round of this depth took; rounds that sampled nothing tell nothing."""
+        if tokens and seconds > 0:
+            old = self.speed.get(depth)
+            new = tokens / seconds
+            self.speed[depth] = new if old is None else MEMORY * new + (1 - MEMORY) * old
