@@ -69,6 +69,11 @@ def _define_critic(values: flags.FlagValues) -> None:
     _define_json(values)
 
 
+def _define_drafts(values: flags.FlagValues) -> None:
+    flags.DEFINE_integer("seeds", 3, "of the weights that are trained", lower_bound=1, flag_values=values)
+    _define_repeats(values)
+
+
 def _define_json(values: flags.FlagValues) -> None:
     flags.DEFINE_string("json", None, "file for the figures", flag_values=values)
 
@@ -95,6 +100,15 @@ def _critic(command: Command) -> str:
 
     config = read(RunConfig, command.config)
     return critic.run(config, command.workdir, command.flags.rollouts, _report(command))
+
+
+def _drafts(command: Command) -> str:
+    from glm_jax.bench import drafts
+    from glm_jax.config.strict import read
+    from glm_jax.host.config import RunConfig
+
+    config, options = read(RunConfig, command.config), command.flags
+    return drafts.run(config, options.seeds, options.repeats, _report(command), options.smoke)
 
 
 def _sparsity(command: Command) -> str:
@@ -140,6 +154,12 @@ def _help() -> str:
 BENCHES = {
     "checkpoint": Bench(
         "saving and restoring a state, beside a plain copy of the same bytes", _define_checkpoint, (), _checkpoint
+    ),
+    "drafts": Bench(
+        "tokens that a pass with drafts samples after each way of training them, and their worth in time",
+        _define_drafts,
+        ("config",),
+        _drafts,
     ),
     "flops": Bench(
         "operations and cache bytes per token of the 744B model, 4k to 1M context", _define_json, (), _flops

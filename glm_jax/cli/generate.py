@@ -17,6 +17,7 @@ def _define(values: flags.FlagValues) -> None:
     flags.DEFINE_float("top_p", 1.0, "share of probability that is sampled from", 0.0, 1.0, flag_values=values)
     flags.DEFINE_bool("chat", False, "each prompt is a message to the model's chat template", flag_values=values)
     flags.DEFINE_bool("keep_fp8", False, "what the files hold in FP8 stays so: less memory", flag_values=values)
+    flags.DEFINE_integer("drafts", 0, "tokens the draft layer proposes at a time", lower_bound=0, flag_values=values)
     flags.DEFINE_integer("seed", 0, "of the random numbers", flag_values=values)
 
 
@@ -38,6 +39,8 @@ def run(argv: Sequence[str]) -> int:
             f"{folder} has {config.vocab_size} token ids and its tokenizer {tokenizer.vocab_size}: they do not belong "
             "together"
         )
+    if options.drafts and not config.num_nextn_predict_layers:
+        raise UsageError(f"{folder} has no draft (MTP) layer (num_nextn_predict_layers is 0): leave --drafts out")
     config, params = load(folder, keep_fp8=options.keep_fp8)
     texts = [tokenizer.chat([{"role": "user", "content": p}]) if options.chat else p for p in options.prompt]
     completions = generate(
@@ -49,6 +52,7 @@ def run(argv: Sequence[str]) -> int:
         top_p=options.top_p,
         stop=tokenizer.stop_ids,
         seed=options.seed,
+        drafts=options.drafts,
     )
     for prompt, completion in zip(options.prompt, completions, strict=True):
         print(f"{'' if options.chat else prompt}{tokenizer.decode(completion.tokens)}")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import time
 from collections.abc import Sequence
-from functools import partial
+from functools import cache, partial
 
 import jax
 import jax.numpy as jnp
@@ -15,7 +15,7 @@ from glm_jax.model.config import ModelConfig
 from glm_jax.model.weights import Transformer, for_decoding
 from glm_jax.rollout import sampler, slots
 from glm_jax.rollout.config import RolloutConfig
-from glm_jax.rollout.log import read_log
+from glm_jax.rollout.log import Sampled, read_log
 from glm_jax.rollout.pace import Pace
 from glm_jax.rollout.requests import STOP_IDS, Requests, empty_requests
 
@@ -29,6 +29,8 @@ class Completion:
 
     tokens: list[int]
     logp: list[float]  # under the distribution sampled from; 0 at temperature 0
+    passes: int  # that verified all drafts and did not end the completion
+    passed: int  # tokens that they sampled
 
 
 def generate(
@@ -42,6 +44,7 @@ def generate(
     seed: int = 0,
     slots_at_once: int = 32,
     drafts: int = 0,
+    pace: Pace | None = None,
 ) -> list[Completion]:
     """Completes each prompt with up to `max_new_tokens`; greedy at temperature 0.
 
@@ -50,6 +53,7 @@ def generate(
 
     With `drafts` the model's draft layer proposes so many tokens at a time while that is faster: greedy completions
     stay as they are, sampled ones keep their distribution but are other draws, and hang on how fast the machine is.
+    `pace` decides that; by default it is the one of all calls of about this size.
 
     Raises:
         ValueError: for an empty prompt, a token outside the vocabulary, more than 8 stop ids, a temperature or top_p
@@ -80,21 +84,33 @@ def generate(
     requests = _requests(prompts, window, max_new_tokens, temperature, top_p, stop)
     state = slots.init(config, sizes)
     state = state.replace(queue=slots.enqueue(state.queue, requests))
-    tokens: list[list[int]] = [[] for _ in prompts]
-    logps: list[list[float]] = [[] for _ in prompts]
-    view, pace = for_decoding(params, config), Pace(depths)
+    found: list[list[Sampled]] = [[] for _ in prompts]
+    view, pace = for_decoding(params, config), pace or _pace(config, sizes)
     left = True
     while left:
         start, depth, compiled = time.perf_counter(), pace.next(), _run._cache_size()
         state, log = _run(view, config, sizes, state, jnp.int32(seed), jnp.int32(depth))
-        found = read_log(jax.device_get(log))
+        parts = read_log(jax.device_get(log), depth)
         if _run._cache_size() == compiled:
-            pace.add(depth, sum(len(part.tokens) for part in found), time.perf_counter() - start)
-        for part in found:
-            tokens[part.rollout] += part.tokens
-            logps[part.rollout] += part.logp
+            pace.add(depth, sum(len(part.tokens) for part in parts), time.perf_counter() - start)
+        for part in parts:
+            found[part.rollout].append(part)
         left = bool(jax.device_get((state.slots.rollout >= 0).any() | (state.queue.requests.count > 0)))
-    return [Completion(t, p) for t, p in zip(tokens, logps, strict=True)]
+    return [_joined(parts) for parts in found]
+
+
+def _joined(parts: list[Sampled]) -> Completion:
+    return Completion(
+        tokens=[token for part in parts for token in part.tokens],
+        logp=[logp for part in parts for logp in part.logp],
+        passes=sum(part.passes for part in parts),
+        passed=sum(part.passed for part in parts),
+    )
+
+
+@cache
+def _pace(config: ModelConfig, sizes: RolloutConfig) -> Pace:
+    return Pace(sizes.drafts)
 
 
 @partial(jax.jit, static_argnums=(1, 2), donate_argnums=3)
