@@ -20,7 +20,7 @@ from glm_jax.rollout.pace import Pace
 from glm_jax.rollout.requests import STOP_IDS, Requests, empty_requests
 
 PREFILL_CHUNK = 256  # prompt tokens of a slot that run through the model at once
-DRAFT_TICKS = 16  # of a round with drafts: fewer than slots.HELD, so that a round without them loses nothing
+TRIAL_TICKS = 16  # of a round that measures a depth: fewer than slots.HELD, so that one without drafts loses nothing
 
 
 @dataclasses.dataclass(frozen=True)
@@ -73,8 +73,7 @@ def generate(
     sizes = RolloutConfig(
         slots=count,
         window=window,
-        # At most: the loop ends with the last prompt. With drafts, rounds short enough to compare.
-        ticks=DRAFT_TICKS if drafts else _round_up(max_new_tokens, 256),
+        ticks=_round_up(max_new_tokens, 256),  # at most: the loop ends with the last prompt
         queue=len(prompts),
         requests=len(prompts),
         prefill_slots=min(8, count),
@@ -88,8 +87,9 @@ def generate(
     view, pace = for_decoding(params, config), pace or _pace(config, sizes)
     left = True
     while left:
+        ticks = TRIAL_TICKS if pace.measuring else sizes.ticks
         start, depth, compiled = time.perf_counter(), pace.next(), _run._cache_size()
-        state, log = _run(view, config, sizes, state, jnp.int32(seed), jnp.int32(depth))
+        state, log = _run(view, config, sizes, state, *map(jnp.int32, (seed, depth, ticks)))
         parts = read_log(jax.device_get(log), depth)
         if _run._cache_size() == compiled:
             pace.add(depth, sum(len(part.tokens) for part in parts), time.perf_counter() - start)
@@ -114,8 +114,8 @@ def _pace(config: ModelConfig, sizes: RolloutConfig) -> Pace:
 
 
 @partial(jax.jit, static_argnums=(1, 2), donate_argnums=3)
-def _run(view, config, sizes, state, seed, depth):
-    state, log, _ = sampler.run(view, config, sizes, state, jnp.int32(0), seed, depth)
+def _run(view, config, sizes, state, seed, depth, ticks):
+    state, log, _ = sampler.run(view, config, sizes, state, jnp.int32(0), seed, depth, ticks)
     return state, log
 
 

@@ -25,6 +25,11 @@ class Pace:
         """The fastest depth so far; the deepest while nothing is known."""
         return max(self.speed, key=self.speed.__getitem__, default=self.depths[-1])
 
+    @property
+    def measuring(self) -> bool:
+        """Whether the next round is to find out how fast a depth is: a short one is enough."""
+        return not self.fixed and (len(self.speed) < len(self.depths) or bool(self._trials))
+
     def next(self) -> int:
         """The depth of the next round."""
         if self.fixed or len(self.depths) == 1:

@@ -46,17 +46,20 @@ def run(
     version: Int[Array, ""],
     seed: Int[Array, ""],
     depth: Int[Array, ""] | int = 0,
+    ticks: Int[Array, ""] | int | None = None,
 ) -> tuple[Sampler, Log, Usage]:
-    """Samples until `config.ticks` are used, or no slot is live and the queue is empty.
+    """Samples until `config.ticks` are used (or `ticks`, if that is less), or no slot is live and the queue is empty.
 
     `view` are the policy's weights in the sample layout. A slot that ends its rollout takes the oldest request in the
     next tick. `depth` is one of `config.drafts`, or 0: how many tokens the draft layer proposes in each tick, as long
     as there is a rollout that it can draft for.
     """
 
+    most = config.ticks if ticks is None else jnp.minimum(ticks, config.ticks)
+
     def busy(loop: _Loop):
         work = jnp.any(loop.sampler.slots.live) | (loop.sampler.queue.requests.count > 0)
-        return (loop.log.ticks < config.ticks) & work
+        return (loop.log.ticks < most) & work
 
     def drafts(loop: _Loop):
         known = loop.sampler.slots.live & (loop.sampler.drafting.pending >= 0)

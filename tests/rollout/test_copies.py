@@ -15,18 +15,28 @@ from tests.model.tiny import random_params, tiny_config
 pytestmark = pytest.mark.usefixtures("hasty_compiles")
 
 
-@pytest.mark.parametrize("count", [1, 4])  # one slot's row is written by another operation than many slots' rows
-def test_no_operation_of_the_decode_loop_passes_over_a_whole_cache(count):
-    config = tiny_config()
+# One slot's row is written by another operation than many slots' rows.
+@pytest.mark.parametrize("count, drafts", [(1, ()), (4, ()), (1, (3,)), (4, (3,))])
+def test_no_operation_of_the_decode_loop_passes_over_a_whole_cache(count, drafts):
+    config = tiny_config(num_nextn_predict_layers=1 if drafts else 0)
     sizes = RolloutConfig(
-        slots=count, window=72, ticks=9, queue=count, requests=count, prefill_slots=1, prefill_chunk=16
+        slots=count,
+        window=72,
+        ticks=9,
+        queue=count,
+        requests=count,
+        prefill_slots=1,
+        prefill_chunk=16,
+        drafts=drafts,
     )
     params = random_params(config)
     state = slots.init(config, sizes)
-    program = generate._run.lower(params, config, sizes, state, jnp.int32(0), jnp.int32(0)).compile().as_text()
-    for leaf in jax.tree.leaves(state.caches):
+    program = generate._run.lower(params, config, sizes, state, *map(jnp.int32, (0, 0, 9))).compile().as_text()
+    for leaf in jax.tree.leaves((state.caches, state.drafting and state.drafting.caches)):
         shape = ",".join(map(str, leaf.shape))
         made = re.findall(rf"= f32\[{shape}\]\S* ([\w-]+)\(", program)
         assert {"dynamic-update-slice", "scatter"} & set(made), "the caches are in the program, and written"
         passes = set(made) - {"dynamic-update-slice", "scatter", "get-tuple-element", "parameter", "fusion", "call"}
+        if leaf.shape[0] == 1:
+            passes -= {"slice", "dynamic-slice"}  # reading the draft cache's only layer
         assert not passes, f"{passes} over f32[{shape}]"

@@ -6,6 +6,8 @@ import pytest
 
 import glm_jax
 from glm_jax.rollout.config import RolloutConfig
+from glm_jax.rollout.pace import Pace
+from tests.model.tiny import random_params, two_layers
 from tests.rollout.driver import MODEL, params, prompts
 
 
@@ -21,6 +23,16 @@ def test_a_completion_does_not_depend_on_the_other_prompts_or_on_the_slots():
     assert ended[0].tokens == made[0].tokens[: made[0].tokens.index(stop) + 1]
 
 
+def test_drafts_leave_greedy_completions_as_they_are():
+    model = two_layers(num_nextn_predict_layers=1, index_share_for_mtp_iteration=True)
+    weights, asked = random_params(model), prompts(5)
+    plain = glm_jax.generate(weights, model, asked, 9, slots_at_once=2)
+    made = glm_jax.generate(weights, model, asked, 9, slots_at_once=2, drafts=3, pace=Pace((3,), fixed=True))
+    assert [one.tokens for one in made] == [one.tokens for one in plain]
+    assert all(one.passes <= one.passed <= len(one.tokens) for one in made) and any(one.passes for one in made)
+    assert not any(one.passes for one in plain)
+
+
 def test_no_prompts_give_no_completions():
     assert glm_jax.generate(params(), MODEL, [], 4) == []
 
@@ -34,6 +46,8 @@ def test_no_prompts_give_no_completions():
         (dict(max_new_tokens=0), "max_new_tokens=0 must be at least 1"),
         (dict(stop=list(range(9))), "9 stop ids given, at most 8"),
         (dict(temperature=-1.0), "temperature=-1.0"),
+        (dict(drafts=-1), r"drafts=\(-1,\) must be ascending depths"),
+        (dict(drafts=2), r"drafts=\(2,\) wants a model with a draft"),
         (dict(top_p=0.0), "top_p=0.0"),
     ],
 )

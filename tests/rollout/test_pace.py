@@ -33,7 +33,7 @@ def test_it_follows_a_machine_that_changes():
 
 def test_the_first_round_drafts_deepest_and_is_tried_again_while_unmeasured():
     pace = Pace((2, 5))
-    assert [pace.next(), pace.next()] == [5, 5]
+    assert [pace.next(), pace.next()] == [5, 5] and pace.measuring
     pace.add(5, 0, 1.0)  # nothing was sampled
     assert pace.next() == 5
     pace.add(5, 10, 1.0)
