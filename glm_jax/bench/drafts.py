@@ -80,8 +80,11 @@ def run(config: RunConfig, seeds: int, repeats: int, report: Path | None, smoke:
         for loss, params in train(config, model, examples, seed).items():
             lengths.append(measure(params, model, prompts, longest, tokenizer, max(DRAFTS), seed, loss))
             timed = params if (seed, loss) == (0, "tv") else timed
-    batches = {1: 2} if smoke else BATCHES
-    speeds = [s for batch in batches for s in race(timed, model, prompts, batch, batches, longest, tokenizer, repeats)]
+    batches, drafts = ({1: 2}, DRAFTS[::2]) if smoke else (BATCHES, DRAFTS)
+    speeds = []
+    for batch, count in batches.items():
+        some = [prompts[i % len(prompts)] for i in range(count)]
+        speeds += race(timed, model, some, batch, drafts, longest, tokenizer.stop_ids, repeats)
     if report is not None:
         rows = {"lengths": lengths, "speeds": speeds}
         found = {name: [dataclasses.asdict(row) for row in some] for name, some in rows.items()}
@@ -151,28 +154,27 @@ def race(
     model: ModelConfig,
     prompts: Sequence[Sequence[int]],
     batch: int,
-    batches: dict[int, int],
+    depths: Sequence[int],
     longest: int,
-    tokenizer: Tokenizer,
+    stop: Sequence[int],
     repeats: int,
 ) -> list[Speed]:
-    """Greedy completions with each number of drafts, in turns."""
-    some = [prompts[i % len(prompts)] for i in range(batches[batch])]
-    paces = {drafts: Pace((drafts,)) if drafts else None for drafts in DRAFTS}
+    """Greedy completions of `prompts`, `batch` at once, with each number of drafts in turns."""
+    paces = {drafts: Pace((drafts,) if drafts else ()) for drafts in depths}
 
     def go(drafts: int) -> float:
         start = time.perf_counter()
-        settings = dict(stop=tokenizer.stop_ids, slots_at_once=batch, drafts=drafts, pace=paces[drafts])
-        done = generate(params, model, some, longest, **settings)
+        settings = dict(stop=stop, slots_at_once=batch, drafts=drafts, pace=paces[drafts])
+        done = generate(params, model, prompts, longest, **settings)
         return sum(len(c.tokens) for c in done) / (time.perf_counter() - start)
 
-    for drafts in DRAFTS:
+    for drafts in depths:
         go(drafts)  # compiles
-        while drafts and len(paces[drafts].speed) < 2:
+        while paces[drafts].measuring:
             go(drafts)
-    speed: dict[int, list[float]] = {drafts: [] for drafts in DRAFTS}
+    speed: dict[int, list[float]] = {drafts: [] for drafts in depths}
     for _ in range(repeats):
-        for drafts in DRAFTS:
+        for drafts in depths:
             speed[drafts].append(go(drafts))
     return [
         Speed(
@@ -180,7 +182,7 @@ def race(
             drafts=drafts,
             tokens_per_second=median(found),
             against_none=median(a / b for a, b in zip(found, speed[0], strict=True)),
-            chosen=paces[drafts].best if drafts else 0,
+            chosen=paces[drafts].best,
         )
         for drafts, found in speed.items()
     ]

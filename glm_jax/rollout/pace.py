@@ -28,7 +28,8 @@ class Pace:
     @property
     def measuring(self) -> bool:
         """Whether the next round is to find out how fast a depth is: a short one is enough."""
-        return not self.fixed and (len(self.speed) < len(self.depths) or bool(self._trials))
+        choosing = len(self.depths) > 1 and not self.fixed
+        return choosing and (len(self.speed) < len(self.depths) or bool(self._trials))
 
     def next(self) -> int:
         """The depth of the next round."""
