@@ -12,7 +12,7 @@ from jax.sharding import Mesh
 
 from glm_jax.learn import optimizer
 from glm_jax.learn.accumulate import Setup, zeros
-from glm_jax.learn.batch import IDLE
+from glm_jax.learn.batch import IDLE, RL, SFT
 from glm_jax.learn.config import LearnConfig
 from glm_jax.learn.optimizer import DRAFT, INDEXER, MAIN, Learner
 from glm_jax.learn.update import learn, metric_names
@@ -32,6 +32,8 @@ def run_round(
     state: RunState, inbox: Inbox, setup: Setup, rollout: RolloutConfig, mesh: Mesh, learns: bool = True
 ) -> tuple[RunState, Outbox]:
     """Admit, hand over, sample, learn. Tokens of a round carry the version before that round's update.
+
+    After an update live rollouts go on from the rows that older weights wrote, or from rows written anew.
 
     Without `learns` (static) the inbox's batch is not looked at.
     """
@@ -55,6 +57,8 @@ def run_round(
         learners, metrics = jax.lax.cond(inbox.mode != IDLE, step, skip, learners)
     else:
         learners, metrics = skip(learners)
+    if rollout.on_update == "recompute":
+        device = slots.forget(device, (inbox.mode == SFT) | (inbox.mode == RL))
     metrics = metrics | {f"sample/{k}": v.astype(jnp.float32) for k, v in dataclasses.asdict(usage).items()}
     metrics["sample/ticks"] = log.ticks.astype(jnp.float32)
     return RunState(*learners, device, state.seed), Outbox(log, device.queue.requests.count, metrics)

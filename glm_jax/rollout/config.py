@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from typing import Literal
 
 
 @dataclasses.dataclass(frozen=True)
@@ -14,6 +15,8 @@ class RolloutConfig:
     requests: int = 64  # A: requests (and cancellations) that one round can take
     prefill_slots: int = 8  # slots that one prefill step serves
     prefill_chunk: int = 16  # tokens of each in one prefill step
+    prefill_steps: int = 0  # of a tick at most, so that long prompts do not hold up the others; 0 = all there are
+    on_update: Literal["keep", "recompute"] = "keep"  # what becomes of live rollouts' cache rows when weights change
     drafts: tuple[int, ...] = ()  # depths to which the draft layer may draft; each is a decode step of its own
     temperature: float = 1.0  # of training rollouts; 0 = greedy
     top_p: float = 1.0
@@ -21,6 +24,8 @@ class RolloutConfig:
     def check(self) -> list[str]:
         sizes = ("slots", "window", "ticks", "queue", "requests", "prefill_slots", "prefill_chunk")
         problems = [f"{k}={getattr(self, k)} must be at least 1" for k in sizes if getattr(self, k) < 1]
+        if self.prefill_steps < 0:
+            problems.append(f"prefill_steps={self.prefill_steps} must be at least 0; 0 sets no bound")
         if self.prefill_slots > self.slots:
             problems.append(f"prefill_slots={self.prefill_slots} exceeds slots={self.slots}")
         if list(self.drafts) != sorted({*self.drafts}) or any(depth < 1 for depth in self.drafts):

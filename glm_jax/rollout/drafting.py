@@ -39,7 +39,8 @@ def prefill(
     tokens = _tokens(live.tokens[slot], start + 1, hidden.shape[1])
     _, caches, _ = draft.extend(view, model, drafting.caches, tokens, hidden, start, count, slot)
     last = jnp.take_along_axis(hidden, jnp.maximum(count - 1, 0)[:, None, None], axis=1)[:, 0]
-    ends = (count > 0) & (start + count == live.length[slot] - 1)
+    known = drafting.pending[slot] >= 0
+    ends = (count > 0) & known & (start + count == live.length[slot] - 1)
     place = jnp.where(ends, slot, live.rollout.shape[0])
     return drafting.replace(
         caches=caches,

@@ -28,7 +28,7 @@ class Usage:
     decoded: Int[Array, ""]  # tokens sampled
     prefilled: Int[Array, ""]  # prompt tokens run
     drafted: Int[Array, ""]  # drafts verified
-    idle: Int[Array, ""]  # slots without a token, in ticks in which a request was left waiting
+    idle: Int[Array, ""]  # free slots, in ticks in which a request was left waiting
     waiting: Int[Array, ""]  # all slots, in those ticks
 
 
@@ -92,7 +92,7 @@ def _tick(view: Transformer, model: ModelConfig, config: RolloutConfig, seed, de
         decoded=loop.usage.decoded + jnp.sum(count),
         prefilled=loop.usage.prefilled + prefilled,
         drafted=loop.usage.drafted + jnp.sum(drafted),
-        idle=loop.usage.idle + jnp.where(waits, config.slots - jnp.sum(ready, dtype=jnp.int32), 0),
+        idle=loop.usage.idle + jnp.where(waits, config.slots - jnp.sum(state.slots.live, dtype=jnp.int32), 0),
         waiting=loop.usage.waiting + jnp.where(waits, config.slots, 0),
     )
     return _Loop(state.replace(slots=live), log, usage)
@@ -116,12 +116,13 @@ def _empty_log(config: RolloutConfig, version) -> Log:
 def _prefill(view, model: ModelConfig, config: RolloutConfig, drafts: bool, state: Sampler):
     """Runs the prompts of new slots through the model, all but their last token, a few slots and a chunk at a time.
 
-    With `drafts` also through the draft layer. A loop, not a `cond`: its carry updates the caches in place.
+    At most `config.prefill_steps` steps, so that the slots that are ready wait no longer. With `drafts` also through
+    the draft layer. A loop, not a `cond`: its carry updates the caches in place.
     """
     chunk, live = config.prefill_chunk, state.slots
 
     def step(carry):
-        filled, caches, drafted, total = carry
+        filled, caches, drafted, total, steps = carry
         unfilled = live.replace(filled=filled).unfilled
         takes, slot = jax.lax.top_k(unfilled.astype(jnp.int32), config.prefill_slots)  # lowest slots first
         start = filled[slot]
@@ -134,13 +135,16 @@ def _prefill(view, model: ModelConfig, config: RolloutConfig, drafts: bool, stat
         elif drafted is not None:
             place = jnp.where(count > 0, slot, config.slots)
             drafted = drafted.replace(pending=drafted.pending.at[place].set(-1, mode="drop"))
-        return filled.at[slot].add(count), caches, drafted, total + jnp.sum(count, dtype=jnp.int32)
+        return filled.at[slot].add(count), caches, drafted, total + jnp.sum(count, dtype=jnp.int32), steps + 1
 
-    def unfinished(carry):
-        return jnp.any(live.replace(filled=carry[0]).unfilled)
+    def goes_on(carry):
+        filled, *_, steps = carry
+        unfinished = jnp.any(live.replace(filled=filled).unfilled)
+        return unfinished & (steps < config.prefill_steps) if config.prefill_steps else unfinished
 
-    carry = (live.filled, state.caches, state.drafting, jnp.zeros((), jnp.int32))
-    filled, caches, drafted, total = jax.lax.while_loop(unfinished, step, carry)
+    zero = jnp.zeros((), jnp.int32)
+    carry = (live.filled, state.caches, state.drafting, zero, zero)
+    filled, caches, drafted, total, _ = jax.lax.while_loop(goes_on, step, carry)
     return state.replace(slots=live.replace(filled=filled), caches=caches, drafting=drafted), total
 
 

@@ -133,6 +133,16 @@ def cancel(sampler: Sampler, rollouts: Int[Array, "A"]) -> Sampler:
     return sampler.replace(slots=slots, queue=sampler.queue.replace(requests=requests))
 
 
+def forget(sampler: Sampler, when: Bool[Array, ""]) -> Sampler:
+    """Empties the caches of live slots, so that their tokens are prefilled again; nothing else of them changes."""
+    unless = lambda a: jnp.where(when, 0, a)
+    drafting = sampler.drafting
+    return sampler.replace(
+        slots=sampler.slots.replace(filled=unless(sampler.slots.filled)),
+        drafting=drafting and drafting.replace(pending=unless(drafting.pending)),
+    )
+
+
 def enqueue(queue: Queue, new: Requests) -> Queue:
     """Appends the `new.count` first rows. The host never sends more than there is room for."""
     old, size = queue.requests, queue.requests.rollout.shape[0]

@@ -66,6 +66,19 @@ def test_slots_ticks_rounds_prefill_sizes_and_order_change_no_token(slots, ticks
         np.testing.assert_allclose(logp, finished().logp[rollout], atol=2e-6)
 
 
+@pytest.mark.parametrize("steps", [1, 2])
+def test_prompts_run_in_pieces_between_the_tokens_of_others_change_nothing(steps):
+    sizes = dataclasses.replace(SIZES, prefill_steps=steps, prefill_slots=1, prefill_chunk=1, ticks=64)
+    other = Driver(sizes).finish(some_requests())
+    assert other.tokens == finished().tokens and other.ending == finished().ending
+    log = other.logs[0]
+    first = lambda rollout: int(np.argwhere(log.rollout == rollout)[0, 0])
+    waits = [first(rollout) for rollout, prompt, *_ in some_requests()[:3] if len(prompt) > 1 + steps]
+    assert waits and min(waits) > 0, "a long prompt takes more than one tick"
+    assert any((row >= 0).sum() not in (0, 3) for row in log.rollout[: max(waits)]), "others sample meanwhile"
+    assert sum(int(u.idle) for u in other.usages) == 0, "a slot that is being filled is not idle"
+
+
 def test_a_rollout_that_is_prefilled_again_from_its_tokens_goes_on_as_before():
     sampled = dict(zip((rollout for rollout, *_ in some_requests()), [1, 3] * 5, strict=True))
     again = Driver()
