@@ -38,7 +38,7 @@ def run_round(
     Without `learns` (static) the inbox's batch is not looked at.
     """
     device = slots.cancel(state.sampler, inbox.cancel)
-    device = device.replace(queue=slots.enqueue(device.queue, inbox.requests))
+    device = slots.send(device, inbox.requests)
     view = handoff(state.policy.params, setup.model, mesh)
     device, log, usage = sampler.run(view, setup.model, rollout, device, state.policy.version, state.seed, inbox.depth)
 

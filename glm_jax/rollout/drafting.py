@@ -60,6 +60,31 @@ def skip(drafting: Drafting, hidden: Float[Array, "B D"], ready: Bool[Array, "B"
     )
 
 
+def run_pending(
+    view: Transformer,
+    model: ModelConfig,
+    drafting: Drafting,
+    live: Slots,
+    which: Bool[Array, "B"],
+    width: int,
+    leave: int,
+) -> Drafting:
+    """Runs pending rows of these slots, `width` at a time, until at most `leave` are left."""
+
+    def behind(drafting: Drafting):
+        return which & (drafting.pending > leave)
+
+    def step(drafting: Drafting) -> Drafting:
+        tokens, hidden, start = _pending(drafting, live, width)
+        count = jnp.where(behind(drafting), jnp.minimum(drafting.pending, width), 0)
+        _, caches, _ = draft.extend(view, model, drafting.caches, tokens, hidden, start, count)
+        held = drafting.hidden
+        left = jnp.minimum(jnp.arange(held.shape[1]) + count[:, None], held.shape[1] - 1)
+        return Drafting(caches, jnp.take_along_axis(held, left[..., None], axis=1), drafting.pending - count)
+
+    return jax.lax.while_loop(lambda drafting: jnp.any(behind(drafting)), step, drafting)
+
+
 class Proposal(NamedTuple):
     """Drafts to be verified: the first `offered` of each slot."""
 
@@ -73,29 +98,13 @@ def propose(
     """Runs the pending draft rows of every ready slot, and drafts as far as its limit and `depth` allow."""
     width = depth + 1
     ready = live.ready & (drafting.pending > 0)
-
-    def rows(drafting: Drafting):
-        start = live.length - 1 - drafting.pending
-        return _tokens(live.tokens, start + 1, width), drafting.hidden[:, :width], start
-
-    def behind(drafting: Drafting):
-        return jnp.any(ready & (drafting.pending > width))
-
-    def catch_up(drafting: Drafting) -> Drafting:
-        tokens, hidden, start = rows(drafting)
-        count = jnp.where(ready & (drafting.pending > width), width, 0)
-        _, caches, _ = draft.extend(view, model, drafting.caches, tokens, hidden, start, count)
-        held = drafting.hidden
-        left = jnp.where((count > 0)[:, None, None], jnp.roll(held, -width, axis=1), held)
-        return Drafting(caches, left, drafting.pending - count)
-
-    drafting = jax.lax.while_loop(behind, catch_up, drafting)
+    drafting = run_pending(view, model, drafting, live, ready, width, leave=width)
 
     def pick(step: int, logits):
         number = sampling.uniform(seed, live.rollout, live.length + step, DRAFT)
         return sampling.sample(logits.astype(wide(logits.dtype)), live.temperature, live.top_p, number)[0]
 
-    tokens, hidden, start = rows(drafting)
+    tokens, hidden, start = _pending(drafting, live, width)
     count = jnp.where(ready, drafting.pending, 0)
     drafts, caches = draft.propose(view, model, drafting.caches, tokens, hidden, start, count, depth, pick=pick)
     offered = jnp.where(ready, jnp.clip(live.limit - live.length - 1, 0, depth), 0)
@@ -151,6 +160,12 @@ def hold(drafting: Drafting, hidden: Float[Array, "B W D"], count: Int[Array, "B
         hidden=jnp.where(ran[:, None, None], held, drafting.hidden),
         pending=jnp.where(ran & (drafting.pending >= 0), count, drafting.pending),
     )
+
+
+def _pending(drafting: Drafting, live: Slots, width: int):
+    """The first `width` pending rows of each slot: the tokens after them, their states, and the first one's column."""
+    start = live.filled - drafting.pending
+    return _tokens(live.tokens, start + 1, width), drafting.hidden[:, :width], start
 
 
 def _tokens(tokens: Int[Array, "B C"], start: Int[Array, "B"], count: int) -> Int[Array, "B S"]:

@@ -82,7 +82,7 @@ def generate(
     )
     requests = _requests(prompts, window, max_new_tokens, temperature, top_p, stop)
     state = slots.init(config, sizes)
-    state = state.replace(queue=slots.enqueue(state.queue, requests))
+    state = slots.send(state, requests)
     found: list[list[Sampled]] = [[] for _ in prompts]
     view, pace = for_decoding(params, config), pace or _pace(config, sizes)
     left = True

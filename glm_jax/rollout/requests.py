@@ -7,16 +7,16 @@ from flax import struct
 from jaxtyping import Array, Float, Int
 
 STOP_IDS = 8  # stop ids a request may carry
-# How a rollout ended on the device; 0 where it goes on.
-GOES_ON, STOP, LENGTH = 0, 1, 2
+# How a rollout ended on the device; 0 where it goes on. A parked one has not ended: it waits for what its call gives.
+GOES_ON, STOP, LENGTH, PARKED = 0, 1, 2, 3
 
 
 @struct.dataclass
 class Requests:
     """A rows of rollouts to start, or to go on with: rows from `count` on are empty.
 
-    A request holds every token of the rollout so far: the prompt of a new one, prompt and sampled tokens of one that is
-    prefilled again. Sampling goes on at position `length`.
+    A request holds every token of the rollout so far: the prompt of a new one; prompt, sampled and observed tokens of
+    one that is prefilled again, or that is parked and gets an observation. Sampling goes on at position `length`.
     """
 
     tokens: Int[Array, "A C"]  # left-aligned, 0 beyond length
@@ -26,6 +26,7 @@ class Requests:
     temperature: Float[Array, "A"]  # 0 = greedy
     top_p: Float[Array, "A"]
     stop: Int[Array, "A 8"]  # ids that end the rollout (the stop id itself is sampled and kept); -1 = none
+    park: Int[Array, "A"]  # the id that closes a tool call: sampled, it parks the rollout in its slot; -1 = none
     count: Int[Array, ""]
 
 
@@ -38,7 +39,7 @@ class Log:
     count: Int[Array, "N B"]  # tokens that the slot sampled in this tick; 0 = none
     drafted: Int[Array, "N B"]  # drafts among which they were looked for
     rollout: Int[Array, "N B"]  # -1: the slot sampled nothing in this tick
-    ending: Int[Array, "N B"]  # GOES_ON, STOP or LENGTH, at the rollout's last token
+    ending: Int[Array, "N B"]  # GOES_ON, or STOP, LENGTH or PARKED at the rollout's last token
     version: Int[Array, ""]  # of the weights that sampled every token of this log
     ticks: Int[Array, ""]  # rows used
 
@@ -53,5 +54,6 @@ def empty_requests(rows: int, window: int) -> Requests:
         temperature=np.ones((rows,), np.float32),
         top_p=np.ones((rows,), np.float32),
         stop=np.full((rows, STOP_IDS), -1, np.int32),
+        park=np.full((rows,), -1, np.int32),
         count=np.zeros((), np.int32),
     )

@@ -17,7 +17,7 @@ from glm_jax.model.norms import wide
 from glm_jax.model.weights import Transformer
 from glm_jax.rollout import drafting, sampling, slots
 from glm_jax.rollout.config import RolloutConfig
-from glm_jax.rollout.requests import GOES_ON, LENGTH, STOP, Log
+from glm_jax.rollout.requests import GOES_ON, LENGTH, PARKED, STOP, Log
 from glm_jax.rollout.slots import Sampler, Slots
 
 
@@ -48,21 +48,23 @@ def run(
     depth: Int[Array, ""] | int = 0,
     ticks: Int[Array, ""] | int | None = None,
 ) -> tuple[Sampler, Log, Usage]:
-    """Samples until `config.ticks` are used (or `ticks`, if that is less), or no slot is live and the queue is empty.
+    """Samples until `config.ticks` are used (or `ticks`, if that is less), or no more can be sampled.
 
-    `view` are the policy's weights in the sample layout. A slot that ends its rollout takes the oldest request in the
-    next tick. `depth` is one of `config.drafts`, or 0: how many tokens the draft layer proposes in each tick, as long
-    as there is a rollout that it can draft for.
+    That is when no slot is awake, and none is free or the queue is empty. `view` are the policy's weights in the sample
+    layout. A slot that ends its rollout takes the oldest request in the next tick; one that is parked keeps it, and is
+    not waited for. `depth` is one of `config.drafts`, or 0: how many tokens the draft layer proposes in each tick, as
+    long as there is a rollout that it can draft for.
     """
 
     most = config.ticks if ticks is None else jnp.minimum(ticks, config.ticks)
 
     def busy(loop: _Loop):
-        work = jnp.any(loop.sampler.slots.live) | (loop.sampler.queue.requests.count > 0)
+        held, waiting = loop.sampler.slots, loop.sampler.queue.requests.count
+        work = jnp.any(held.awake) | ((waiting > 0) & jnp.any(~held.live))
         return (loop.log.ticks < most) & work
 
     def drafts(loop: _Loop):
-        known = loop.sampler.slots.live & (loop.sampler.drafting.pending >= 0)
+        known = loop.sampler.slots.awake & (loop.sampler.drafting.pending >= 0)
         return jnp.any(known) | (loop.sampler.queue.requests.count > 0)
 
     zero = jnp.zeros((), jnp.int32)
@@ -84,12 +86,13 @@ def _tick(view: Transformer, model: ModelConfig, config: RolloutConfig, seed, de
     else:
         state, sampled = _decode(view, model, state, seed)
         drafted = jnp.zeros_like(sampled.count)
-    live, ending, count = _append(state.slots, sampled)
-    log = _write(loop.log, sampled, count, drafted, jnp.where(ready, live.rollout, -1), ending)
-    live = live.replace(rollout=jnp.where(ending == GOES_ON, live.rollout, -1))
+    live, ending = _append(state.slots, sampled)
+    log = _write(loop.log, sampled, drafted, jnp.where(ready, live.rollout, -1), ending)
+    stays = (ending == GOES_ON) | (ending == PARKED)
+    live = live.replace(rollout=jnp.where(stays, live.rollout, -1), parked=live.parked | (ending == PARKED))
     waits = state.queue.requests.count > 0
     usage = Usage(
-        decoded=loop.usage.decoded + jnp.sum(count),
+        decoded=loop.usage.decoded + jnp.sum(sampled.count),
         prefilled=loop.usage.prefilled + prefilled,
         drafted=loop.usage.drafted + jnp.sum(drafted),
         idle=loop.usage.idle + jnp.where(waits, config.slots - jnp.sum(state.slots.live, dtype=jnp.int32), 0),
@@ -142,14 +145,17 @@ def _prefill(view, model: ModelConfig, config: RolloutConfig, drafts: bool, stat
         unfinished = jnp.any(live.replace(filled=filled).unfilled)
         return unfinished & (steps < config.prefill_steps) if config.prefill_steps else unfinished
 
-    zero = jnp.zeros((), jnp.int32)
-    carry = (live.filled, state.caches, state.drafting, zero, zero)
+    zero, drafted = jnp.zeros((), jnp.int32), state.drafting
+    if drafts:
+        # An observation stands behind rows that its rollout's last pass left pending.
+        drafted = drafting.run_pending(view, model, drafted, live, live.unfilled, 1 + max(config.drafts), leave=0)
+    carry = (live.filled, state.caches, drafted, zero, zero)
     filled, caches, drafted, total, _ = jax.lax.while_loop(goes_on, step, carry)
     return state.replace(slots=live.replace(filled=filled), caches=caches, drafting=drafted), total
 
 
 class _Sampled(NamedTuple):
-    """The tokens of a tick, before anything ends a rollout in mid-pass."""
+    """The tokens of a tick."""
 
     token: Int[Array, "B W"]
     logp: Float[Array, "B W"]
@@ -181,36 +187,42 @@ def _decode_drafts(view, model: ModelConfig, depth: int, state: Sampler, seed):
     hidden, caches = cache.extend(view, model, state.caches, tokens, live.length - 1, count)
     logits = unembed(view, hidden).astype(wide(hidden.dtype))
     token, logp, kept = drafting.verify(logits, proposal, live, seed)
-    sampled = _Sampled(token, logp, jnp.where(live.ready, kept, 0))
+    sampled = _Sampled(token, logp, jnp.where(live.ready, _up_to_halt(live, token, kept), 0))
     drafted = drafting.hold(drafted, hidden, sampled.count)
     return state.replace(caches=caches, drafting=drafted), sampled, proposal.offered
 
 
-def _append(live: Slots, sampled: _Sampled):
-    """The slots with what was sampled, up to the first stop id; how each ended, and the tokens that were taken."""
+def _up_to_halt(live: Slots, token: Int[Array, "B W"], count: Int[Array, "B"]) -> Int[Array, "B"]:
+    """How many of the first `count` tokens there are up to the first that stops or parks the rollout."""
+    step = jnp.arange(token.shape[1])
+    halts = jnp.any(token[..., None] == live.stop[:, None], axis=-1) | (token == live.park[:, None])
+    return jnp.min(jnp.where(halts & (step < count[:, None]), step + 1, count[:, None]), axis=1)
+
+
+def _append(live: Slots, sampled: _Sampled) -> tuple[Slots, Int[Array, "B"]]:
+    """The slots with what was sampled, and how each rollout ended."""
     rows, window = live.tokens.shape
-    step = jnp.arange(sampled.token.shape[1])
-    stops = jnp.any(sampled.token[..., None] == live.stop[:, None], axis=-1) & (step < sampled.count[:, None])
-    first = jnp.min(jnp.where(stops, step, sampled.count[:, None]), axis=1)
-    stopped = jnp.any(stops, axis=1)
-    count = jnp.where(stopped, first + 1, sampled.count)
+    step, count = jnp.arange(sampled.token.shape[1]), sampled.count
     place = jnp.where(step < count[:, None], live.length[:, None] + step, window)
     appended = live.replace(
         tokens=live.tokens.at[jnp.arange(rows)[:, None], place].set(sampled.token, mode="drop"),
         length=live.length + count,
         filled=live.filled + count,
     )
-    ending = jnp.where(stopped, STOP, jnp.where(appended.length >= live.limit, LENGTH, GOES_ON))
-    return appended, jnp.where(count > 0, ending, GOES_ON).astype(jnp.int32), count
+    last = jnp.take_along_axis(sampled.token, jnp.maximum(count - 1, 0)[:, None], axis=1)
+    goes_on = jnp.where(last[:, 0] == live.park, PARKED, GOES_ON)
+    ending = jnp.where(appended.length >= live.limit, LENGTH, goes_on)
+    ending = jnp.where(jnp.any(last == live.stop, axis=1), STOP, ending)
+    return appended, jnp.where(count > 0, ending, GOES_ON).astype(jnp.int32)
 
 
-def _write(log: Log, sampled: _Sampled, count, drafted, rollout, ending) -> Log:
+def _write(log: Log, sampled: _Sampled, drafted, rollout, ending) -> Log:
     """The log with one more tick."""
     n, width = log.ticks, sampled.token.shape[1]
     return log.replace(
         token=log.token.at[n, :, :width].set(sampled.token),
         logp=log.logp.at[n, :, :width].set(sampled.logp.astype(jnp.float32)),
-        count=log.count.at[n].set(count),
+        count=log.count.at[n].set(sampled.count),
         drafted=log.drafted.at[n].set(drafted),
         rollout=log.rollout.at[n].set(rollout),
         ending=log.ending.at[n].set(ending),

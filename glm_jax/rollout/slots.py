@@ -28,20 +28,27 @@ class Slots:
     temperature: Float[Array, "B"]
     top_p: Float[Array, "B"]
     stop: Int[Array, "B 8"]
+    park: Int[Array, "B"]
+    parked: Bool[Array, "B"]  # waits for an observation, and keeps its cache
 
     @property
     def live(self) -> Bool[Array, "B"]:
         return self.rollout >= 0
 
     @property
+    def awake(self) -> Bool[Array, "B"]:
+        """Slots that there is something to do for."""
+        return self.live & ~self.parked
+
+    @property
     def ready(self) -> Bool[Array, "B"]:
         """Slots whose next token can be sampled."""
-        return self.live & (self.filled == self.length - 1)
+        return self.awake & (self.filled == self.length - 1)
 
     @property
     def unfilled(self) -> Bool[Array, "B"]:
         """Slots that still need prefill."""
-        return self.live & (self.filled < self.length - 1)
+        return self.awake & (self.filled < self.length - 1)
 
 
 @struct.dataclass
@@ -88,6 +95,8 @@ def init(model: ModelConfig, config: RolloutConfig) -> Sampler:
             temperature=jnp.ones((slots,), jnp.float32),
             top_p=jnp.ones((slots,), jnp.float32),
             stop=jnp.full((slots, STOP_IDS), -1, jnp.int32),
+            park=jnp.full((slots,), -1, jnp.int32),
+            parked=jnp.zeros((slots,), jnp.bool_),
         ),
         queue=Queue(
             requests=Requests(
@@ -98,6 +107,7 @@ def init(model: ModelConfig, config: RolloutConfig) -> Sampler:
                 temperature=jnp.ones((queue,), jnp.float32),
                 top_p=jnp.ones((queue,), jnp.float32),
                 stop=jnp.full((queue, STOP_IDS), -1, jnp.int32),
+                park=jnp.full((queue,), -1, jnp.int32),
                 count=jnp.zeros((), jnp.int32),
             ),
             head=jnp.zeros((), jnp.int32),
@@ -143,12 +153,35 @@ def forget(sampler: Sampler, when: Bool[Array, ""]) -> Sampler:
     )
 
 
-def enqueue(queue: Queue, new: Requests) -> Queue:
-    """Appends the `new.count` first rows. The host never sends more than there is room for."""
+def send(sampler: Sampler, new: Requests) -> Sampler:
+    """Takes the `new.count` first rows: those of rollouts that are parked into their slots, the others into the queue.
+
+    A rollout whose slot is gone is thus prefilled from its tokens like any other: nothing is lost with a slot.
+    """
+    sent = jnp.arange(new.rollout.shape[0]) < new.count
+    slots, seen = observe(sampler.slots, new, sent)
+    return sampler.replace(slots=slots, queue=enqueue(sampler.queue, new, sent & ~seen))
+
+
+def observe(slots: Slots, new: Requests, sent: Bool[Array, "A"]) -> tuple[Slots, Bool[Array, "A"]]:
+    """Parked rollouts go on with the tokens of their rows, `filled` kept: only what is new is prefilled.
+
+    Also returns which rows were for a parked rollout.
+    """
+    match = (slots.rollout[:, None] == new.rollout) & sent & (slots.parked & slots.live)[:, None]
+    takes, row = jnp.any(match, axis=1), jnp.argmax(match, axis=1)
+    pick = lambda old, new: jnp.where(takes.reshape(-1, *[1] * (old.ndim - 1)), new[row], old)
+    names = ("tokens", "length", "limit")
+    changed = {name: pick(getattr(slots, name), getattr(new, name)) for name in names}
+    return slots.replace(**changed, parked=slots.parked & ~takes), jnp.any(match, axis=0)
+
+
+def enqueue(queue: Queue, new: Requests, wanted: Bool[Array, "A"]) -> Queue:
+    """Appends the rows that are wanted, in their order. The host never sends more than there is room for."""
     old, size = queue.requests, queue.requests.rollout.shape[0]
-    row = jnp.arange(new.rollout.shape[0])
-    place = jnp.where(row < new.count, (queue.head + old.count + row) % size, size)
-    count = old.count + new.count
+    rank = jnp.cumsum(wanted, dtype=jnp.int32) - 1
+    place = jnp.where(wanted, (queue.head + old.count + rank) % size, size)
+    count = old.count + jnp.sum(wanted, dtype=jnp.int32)
     put = lambda a, b: a if a.ndim == 0 else a.at[place].set(b, mode="drop")
     return queue.replace(requests=jax.tree.map(put, old, new).replace(count=count))
 
@@ -166,9 +199,11 @@ def admit(sampler: Sampler) -> Sampler:
     def pick(old, new):
         return jnp.where(takes.reshape(-1, *[1] * (old.ndim - 1)), new, old)
 
-    names = ("rollout", "tokens", "length", "limit", "temperature", "top_p", "stop")
+    names = ("rollout", "tokens", "length", "limit", "temperature", "top_p", "stop", "park")
     slots = slots.replace(
-        filled=jnp.where(takes, 0, old.filled), **{k: pick(getattr(old, k), getattr(new, k)) for k in names}
+        filled=jnp.where(takes, 0, old.filled),
+        parked=old.parked & ~takes,
+        **{k: pick(getattr(old, k), getattr(new, k)) for k in names},
     )
     taken = jnp.sum(takes, dtype=jnp.int32)
     requests = queue.requests.replace(count=queue.requests.count - taken)

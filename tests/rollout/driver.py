@@ -13,7 +13,7 @@ from glm_jax.model.config import ModelConfig
 from glm_jax.model.weights import Transformer, unstack
 from glm_jax.rollout import sampler, slots
 from glm_jax.rollout.config import RolloutConfig
-from glm_jax.rollout.requests import GOES_ON, Log, empty_requests
+from glm_jax.rollout.requests import GOES_ON, PARKED, Log, empty_requests
 from tests.model.tiny import random_params, two_layers
 
 MODEL = two_layers()
@@ -29,12 +29,12 @@ def params():
 @partial(jax.jit, static_argnums=(0, 1))
 def _round(model, sizes, params, state, requests, cancel, depth):
     state = slots.cancel(state, cancel)
-    state = state.replace(queue=slots.enqueue(state.queue, requests))
+    state = slots.send(state, requests)
     return sampler.run(unstack(params, model), model, sizes, state, jnp.int32(4), jnp.int32(11), depth)
 
 
 class Driver:
-    """`logs` and `usages` of the rounds so far; `tokens`, `logp` and `ending` by rollout id."""
+    """`logs` and `usages` of the rounds so far; `tokens`, `logp` and `ending` by rollout id; sampled tokens only."""
 
     def __init__(self, sizes: RolloutConfig = SIZES, model: ModelConfig = MODEL, weights: Transformer | None = None):
         self.sizes, self.model, self.state = sizes, model, slots.init(model, sizes)
@@ -43,11 +43,13 @@ class Driver:
         self.logs: list[Log] = []
         self.usages: list[sampler.Usage] = []
         self.tokens, self.logp, self.ending = defaultdict(list), defaultdict(list), {}
+        self.parked: set[int] = set()  # rollouts that wait for an observation
 
     def round(self, requests=(), cancel=()) -> Log:
         """One round. Each request is (rollout, tokens so far, limit) and, if given, more fields by name."""
         rows = empty_requests(self.sizes.requests, WINDOW)
         for i, (rollout, tokens, limit, *more) in enumerate(requests):
+            self.parked.discard(rollout)
             rows.tokens[i, : len(tokens)], rows.length[i] = tokens, len(tokens)
             rows.rollout[i], rows.limit[i] = rollout, limit
             for name, value in (more[0] if more else {}).items():
@@ -64,13 +66,15 @@ class Driver:
             assert rollout not in self.ending, f"rollout {rollout} has ended and samples on"
             self.tokens[rollout] += log.token[tick, slot, :count].tolist()
             self.logp[rollout] += log.logp[tick, slot, :count].tolist()
-            if log.ending[tick, slot] != GOES_ON:
+            if log.ending[tick, slot] == PARKED:
+                self.parked.add(rollout)
+            elif log.ending[tick, slot] != GOES_ON:
                 self.ending[rollout] = int(log.ending[tick, slot])
         return log
 
     @property
     def busy(self) -> bool:
-        return bool((self.state.slots.rollout >= 0).any() | (self.state.queue.requests.count > 0))
+        return bool(self.state.slots.awake.any() | (self.state.queue.requests.count > 0))
 
     def finish(self, requests=()) -> Driver:
         """Rounds until nothing is left, the requests sent as fast as the queue takes them."""

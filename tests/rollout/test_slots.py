@@ -21,7 +21,7 @@ def request_rows(ids: list[int]):
 
 
 def test_ring_and_slots_behave_as_a_list_would_through_wrap_around_and_cancellations():
-    admit, enqueue, cancel = jax.jit(slots.admit), jax.jit(slots.enqueue), jax.jit(slots.cancel)
+    admit, send, cancel = jax.jit(slots.admit), jax.jit(slots.send), jax.jit(slots.cancel)
     rng, state = random.Random(0), slots.init(MODEL, SIZES)
     waiting: list[int] = []
     held: list[int] = [-1] * SIZES.slots
@@ -32,7 +32,7 @@ def test_ring_and_slots_behave_as_a_list_would_through_wrap_around_and_cancellat
         held = [-1 if r in struck else r for r in held]
 
         new = list(range(100 * step, 100 * step + rng.randrange(SIZES.queue - len(waiting) + 1)))
-        state = state.replace(queue=enqueue(state.queue, request_rows(new)))
+        state = send(state, request_rows(new))
         waiting += new
 
         ended = [rng.random() < 0.3 for _ in held]
@@ -54,7 +54,7 @@ def test_ring_and_slots_behave_as_a_list_would_through_wrap_around_and_cancellat
 
 def test_a_slot_with_a_new_owner_starts_with_nothing_filled():
     state = slots.init(MODEL, SIZES)
-    queue = slots.enqueue(state.queue, request_rows([4, 5]))
+    queue = slots.send(state, request_rows([4, 5])).queue
     before = state.slots.replace(filled=np.full(3, 9, np.int32), rollout=np.array([-1, 8, -1], np.int32))
     live = slots.admit(state.replace(slots=before, queue=queue)).slots
     assert live.filled.tolist() == [0, 9, 0] and live.rollout.tolist() == [4, 8, 5]
