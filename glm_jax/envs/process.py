@@ -19,11 +19,11 @@ _KEEPER_LIMIT = 5.0  # seconds a keeper has to kill its tree; it takes milliseco
 class Worker:
     """A worker of glm_jax.envs.worker: started here, spoken to over a socket, killed with its whole tree."""
 
-    def __init__(self, function: str) -> None:
+    def __init__(self, function: str, threads: int) -> None:
         ours, theirs = socket.socketpair()
         lifeline, self._lifeline = os.pipe()
         command = [sys.executable, "-P", str(_PROGRAM), str(theirs.fileno()), str(lifeline)]
-        # A reward function that imports jax must not claim the accelerators of the run. Its own session keeps an
+        # A function that imports jax must not claim the accelerators of the run. Its own session keeps an
         # interrupt from the terminal away from it: the pool closes it in order.
         self._process = subprocess.Popen(
             command,
@@ -35,10 +35,10 @@ class Worker:
         theirs.close()
         os.close(lifeline)
         self.connection = Connection(ours.detach())
-        self._send(pickle.dumps({"function": function, "path": sys.path}))
+        self._send(pickle.dumps({"function": function, "threads": threads, "path": sys.path}))
 
     def call(self, message: bytes) -> None:
-        """Sends a pickled (completion, task); the answer is read with `answer`. A dead worker shows there."""
+        """Sends a pickled (number, arguments); the answer is read with `answer`. A dead worker shows there."""
         self._send(message)
 
     def answer(self) -> dict[str, Any] | None:

@@ -1,4 +1,4 @@
-"""A process that scores completions, beside a keeper that kills it with all its descendants.
+"""A process that calls a function, beside a keeper that kills it with all its descendants.
 
 `python -P worker.py SOCKET LIFELINE` (two inherited file descriptors) forks at once. The child imports the
 user's function and serves calls on the socket. The keeper runs no user code: it waits until the lifeline reaches its
@@ -16,11 +16,14 @@ import os
 import select
 import signal
 import sys
+import threading
 import traceback
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from multiprocessing.connection import Connection
 from pathlib import Path
+from typing import Any
 
 _SET_DEATH_SIGNAL, _SET_SUBREAPER = 1, 36  # prctl(2)
 
@@ -54,7 +57,7 @@ def main(socket: int, lifeline: int) -> None:
     os._exit(0)
 
 
-def load(name: str) -> Callable[[str, dict], float]:
+def load(name: str) -> Callable[..., Any]:
     """The function that `name`, of the form module:function, stands for. Raises ValueError that says what is wrong."""
     module_name, _, function_name = name.partition(":")
     if not module_name or not function_name:
@@ -83,7 +86,10 @@ def describe(error: BaseException) -> str:
 
 
 def _serve(connection: Connection) -> None:
-    """Loads the function that the first message names, then answers each (completion, task) with one JSON object."""
+    """Loads the function that the first message names, then answers each (number, arguments) with one JSON object.
+
+    A call without a number gets no answer. With one thread, calls are made in the main one, as user code may expect.
+    """
     os.dup2(sys.stderr.fileno(), sys.stdout.fileno())  # what user code prints is no part of the run's output
     try:
         start = connection.recv()
@@ -94,18 +100,32 @@ def _serve(connection: Connection) -> None:
             connection.send_bytes(json.dumps({"failed": str(error)}).encode())
             return
         connection.send_bytes(json.dumps({"ready": True}).encode())
-        while True:
-            completion, task = connection.recv()
-            connection.send_bytes(json.dumps(_call(function, completion, task)).encode())
+        sending = threading.Lock()
+
+        def handle(number: int | None, arguments: tuple) -> None:
+            answer = _call(function, arguments)
+            if number is not None:
+                data = json.dumps({"number": number, **answer}).encode()
+                with sending:
+                    connection.send_bytes(data)
+
+        if start["threads"] == 1:
+            while True:
+                handle(*connection.recv())
+        with ThreadPoolExecutor(start["threads"]) as pool:
+            while True:
+                pool.submit(handle, *connection.recv())
     except (EOFError, ConnectionError):
         return  # the pool is closed
 
 
-def _call(function: Callable[[str, dict], float], completion: str, task: dict) -> dict:
+def _call(function: Callable[..., Any], arguments: tuple) -> dict:
     try:
-        value = function(completion, task)
+        value = function(*arguments)
     except BaseException as error:  # SystemExit too: user code must not end the worker
         return {"raised": describe(error)}
+    if isinstance(value, dict):
+        return {"value": value}
     try:
         return {"value": float(value)}
     except (TypeError, ValueError):

@@ -12,7 +12,8 @@ import time
 import psutil
 import pytest
 
-from glm_jax.envs.rewards import RewardError, RewardPool, Score
+from glm_jax.envs.pool import PoolError
+from glm_jax.envs.rewards import RewardPool, Score
 
 FUNCTIONS = """
 import os, subprocess, sys, time
@@ -168,7 +169,7 @@ def test_closing_ends_every_process_at_once(functions, tmp_path):
     assert time.monotonic() - start < 5.0
     assert not alive(pids)
     assert set(psutil.Process().children(recursive=True)) <= before
-    with pytest.raises(RewardError, match="not open"):
+    with pytest.raises(PoolError, match="not open"):
         pool.submit(2, "1", {})
 
 
@@ -201,7 +202,7 @@ def test_scoring_goes_on_while_the_caller_does_other_work(functions):
         for key in range(40):
             pool.submit(key, "1", {})
         end = time.monotonic() + 30.0
-        while len(pool._scored) < 40 and time.monotonic() < end:  # no call of the pool that could drive it
+        while len(pool._pool._answers) < 40 and time.monotonic() < end:  # no call of the pool that could drive it
             time.sleep(0.01)
         assert [key for key, _ in pool.poll()] == list(range(40))
 
@@ -210,7 +211,7 @@ def test_waiting_in_vain_names_the_keys_and_keeps_what_was_scored(functions):
     with RewardPool(functions, workers=2, time_limit=1000.0) as pool:
         for key in (7, 8):
             pool.submit(key, "sleep" if key == 8 else "1", {})
-        with pytest.raises(RewardError, match=r"waited 2 s for 1 rewards of own_rewards:score: keys 8;"):
+        with pytest.raises(PoolError, match=r"waited 2 s for 1 rewards of own_rewards:score: keys 8;"):
             pool.wait(2.0)
         assert pool.poll() == [(7, Score(1.0))]
 
@@ -226,7 +227,7 @@ def test_waiting_in_vain_names_the_keys_and_keeps_what_was_scored(functions):
 )
 def test_a_function_that_cannot_be_loaded_is_one_clear_error_at_start(functions, tmp_path, name: str, message: str):
     (tmp_path / "broken_rewards.py").write_text("1 / 0\n")
-    with pytest.raises(RewardError) as caught, RewardPool(name, workers=2, time_limit=5.0):
+    with pytest.raises(PoolError) as caught, RewardPool(name, workers=2, time_limit=5.0):
         pass
     assert message in str(caught.value)
     assert "set tasks.reward" in str(caught.value)
@@ -234,7 +235,7 @@ def test_a_function_that_cannot_be_loaded_is_one_clear_error_at_start(functions,
 
 def test_a_module_that_kills_its_worker_at_import_ends_the_start(functions, tmp_path):
     (tmp_path / "deadly_rewards.py").write_text("import os\nos._exit(1)\n")
-    with pytest.raises(RewardError, match="died while it imported the function .* 3 times in a row"):
+    with pytest.raises(PoolError, match="died while it imported the function .* 3 times in a row"):
         with RewardPool("deadly_rewards:score", workers=1, time_limit=5.0):
             pass
 

@@ -48,6 +48,25 @@ def calls(*wanted: tuple[str, Mapping[str, Any]]) -> Turn:
     return Turn(tool_calls=made, finish_reason="tool_calls")
 
 
+TURNS = "turns.jsonl"  # beside solve.sh: the oracle's tool calls one by one, as a policy is to make them
+
+
+def oracle_calls(solution: Mapping[str, File]) -> list[ToolCall]:
+    """The oracle's tool calls: those of turns.jsonl ({"name", "arguments"} per line), or solve.sh as one; then submit.
+
+    Raises ChatError for a line that is none.
+    """
+    lines = [{"name": "bash", "arguments": {"command": solution["solve.sh"].data.decode()}}]
+    if TURNS in solution:
+        try:
+            lines = [json.loads(line) for line in solution[TURNS].data.decode().splitlines() if line.strip()]
+            lines = [{"name": str(line["name"]), "arguments": dict(line["arguments"])} for line in lines]
+        except (ValueError, KeyError, TypeError) as error:
+            raise ChatError(f'{TURNS} wants {{"name": ..., "arguments": {{...}}}} in each line: {error!r}') from error
+    wanted = [*lines, {"name": "submit", "arguments": {}}]
+    return [ToolCall(f"call-{i}", line["name"], json.dumps(line["arguments"])) for i, line in enumerate(wanted)]
+
+
 def by_script(script: Mapping[str, File]) -> Scripted:
     """The agent that runs a solution (or a partial one, or an attack) through its tools, and submits.
 

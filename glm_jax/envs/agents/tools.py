@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import PurePosixPath
 from typing import Any
@@ -143,6 +144,17 @@ _KINDS: dict[str, Callable[[Any], bool]] = {
     "string": lambda value: isinstance(value, str),
     "number": lambda value: isinstance(value, int | float) and not isinstance(value, bool),
 }
+
+
+def typed(name: str, texts: Mapping[str, str]) -> dict[str, Any]:
+    """Arguments that were written as texts, numbers where the tool `name` wants them. What is none stays a text."""
+    properties = _BY_NAME.get(name, {}).get("properties", {})
+    found: dict[str, Any] = dict(texts)
+    for key in texts:
+        if properties.get(key, {}).get("type") == "number":
+            with suppress(ValueError):
+                found[key] = float(texts[key])
+    return found
 
 
 def _arguments(call: ToolCall) -> dict[str, Any]:

@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import asyncio
 import shlex
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
@@ -24,6 +25,7 @@ from glm_jax.envs.gates.replay import replay
 from glm_jax.envs.sandbox import probe
 from glm_jax.envs.sandbox.box import Collected
 from glm_jax.envs.sandbox.files import File, digest
+from glm_jax.envs.tasks import family
 from glm_jax.envs.tasks.harbor import read_task
 from glm_jax.envs.tasks.task import Task
 from glm_jax.envs.verify.attempt import scripted
@@ -50,13 +52,13 @@ def check(
     bundle = task.bundle
     probe.require()
     with ThreadPoolExecutor(workers) as pool:
-        trials = Trials(task, pool, tell)
+        trials = [(name, Trials(one, pool, tell)) for name, one in family.gated(task, bundle)]
         found: list[Gate] = []
-        gates = [trials.lint, trials.oracle, trials.no_op, trials.incomplete, trials.attacks]
+        gates = [Trials.lint, Trials.oracle, Trials.no_op, Trials.incomplete, Trials.attacks]
         if solver is not None:
-            gates.append(partial(trials.solver, solver, tries))
+            gates.append(partial(Trials.solver, make=solver, tries=tries))
         for gate in gates:
-            found.append(gate())
+            found.append(_joined([(name, gate(one)) for name, one in trials]))
             tell(f"{task.name}: {found[-1].name} {'passed' if found[-1].passed else 'refused'}")
             if not found[-1].passed:
                 break
@@ -165,6 +167,13 @@ class Trials:
             self.judged[key] = grade(self.task, Collected(dict(files), ()), limit=limit)
         self.tell(f"{self.task.name}:   {name}: {_said(_trial(name, self.judged[key]))}")
         return self.judged[key]
+
+
+def _joined(found: Sequence[tuple[str, Gate]]) -> Gate:
+    """One gate of all instances of a family, which is passed if each of them passes it."""
+    why = next((f"{name}{gate.why}" for name, gate in found if not gate.passed), "")
+    trials = tuple(replace(trial, name=f"{name}{trial.name}") for name, gate in found for trial in gate.trials)
+    return Gate(found[0][1].name, why, trials)
 
 
 def _trial(name: str, verdict: Verdict) -> Trial:

@@ -1,0 +1,1 @@
+head -c 1 {{from}} > {{to}}

@@ -1,0 +1,1 @@
+cp {{from}} {{from}}{{to}}
