@@ -10,7 +10,7 @@ from pathlib import Path
 import jax
 import numpy as np
 
-from glm_jax.data.tasks import Task, make_tasks
+from glm_jax.data.tasks import Task
 from glm_jax.data.tokenizer import Tokenizer, tokenizer_of
 from glm_jax.host import compose
 from glm_jax.host.batches import pack, rollout_document, unpack
@@ -18,6 +18,7 @@ from glm_jax.host.config import RunConfig
 from glm_jax.host.errors import RunError
 from glm_jax.host.measure import desk, newest_step, rounds
 from glm_jax.host.passk import LEVEL, RESAMPLES, Estimate
+from glm_jax.host.playground import make_tasks
 from glm_jax.host.rollouts import TRAIN, UNUSED, Rollout
 from glm_jax.host.run import CHECKPOINTS, make_plan, restored
 from glm_jax.host.sampling import Sampling
@@ -114,7 +115,7 @@ def sample(sampling: Sampling, tasks: Sequence[Task], patience: float) -> list[R
 
 def tokens_of(rollouts: Sequence[Rollout], gamma: float) -> Tokens:
     """Every sampled token with the return that follows it."""
-    lengths = [len(rollout.tokens) for rollout in rollouts]
+    lengths = [rollout.count for rollout in rollouts]
     number = np.repeat(np.arange(len(rollouts)), lengths)
     position = np.concatenate([np.arange(length) for length in lengths])
     left = np.asarray(lengths)[number] - 1 - position

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
@@ -33,6 +34,10 @@ class FileTokenizer:
         self._tokenizer.no_padding()
         vocabulary = self._tokenizer.get_vocab(with_added_tokens=True)
         self.vocab_size = max(vocabulary.values()) + 1
+        added = self._tokenizer.get_added_tokens_decoder()
+        self.tags = {token.content: id for id, token in added.items()}
+        longest = sorted((tag for tag in self.tags if len(tag) > 1), key=len, reverse=True)
+        self._special = re.compile("|".join(map(re.escape, longest)) or r"(?!)")
         self._config = _read(folder / "tokenizer_config.json")
         self.stop_ids = self._stops(vocabulary)
         self.eos_id = self.stop_ids[0]
@@ -58,6 +63,10 @@ class FileTokenizer:
     def encode(self, text: str) -> list[int]:
         """The ids of `text`, without what the tokenizer would add around it."""
         return self._tokenizer.encode(text, add_special_tokens=False).ids
+
+    def plain(self, text: str) -> list[int]:
+        """The ids of a text that a program wrote: a special token in it gets a space, and with that means nothing."""
+        return self.encode(self._special.sub(lambda match: f"{match[0][0]} {match[0][1:]}", text))
 
     def decode(self, ids: Iterable[int]) -> str:
         """The text of `ids`; one stop id at the end is dropped, other special tokens are shown."""

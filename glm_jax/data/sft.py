@@ -14,11 +14,15 @@ from glm_jax.data.tokenizer import Tokenizer
 
 
 class Example(NamedTuple):
-    """One supervised document: int32 ids of the prompt, and of the answer with eos at its end."""
+    """One supervised document: int32 ids of the prompt, and of the answer with eos at its end.
+
+    In a transcript of tool calls the answer also holds what came back of them, which is not to be learnt.
+    """
 
     task: str
     prompt: np.ndarray
     answer: np.ndarray
+    own: np.ndarray  # bool per token of the answer: to be learnt
 
 
 def examples(tasks: Sequence[Task], tokenizer: Tokenizer, window: int) -> list[Example]:
@@ -39,7 +43,7 @@ def examples(tasks: Sequence[Task], tokenizer: Tokenizer, window: int) -> list[E
                 f"task {task.id!r} has {len(prompt)} prompt and {len(answer)} answer tokens, more than the window of "
                 f"{window}; widen rollout.window, or narrow the tasks"
             )
-        found.append(Example(task.id, prompt, answer))
+        found.append(Example(task.id, prompt, answer, np.ones(len(answer), bool)))
     return found
 
 

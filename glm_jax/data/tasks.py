@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import itertools
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
@@ -41,15 +42,17 @@ class TaskConfig:
 
     With `reasoning_gym` exactly train_size + eval_size distinct questions are drawn. With `jsonl` the sizes are upper
     bounds: `path` is read, and the held-out part is `eval_path`, or eval_size questions of `path` when there is none.
+    With `environments` they are task folders whose gates are passed, of which families give as many tasks as wanted.
     """
 
-    source: Literal["reasoning_gym", "jsonl"] = "reasoning_gym"
+    source: Literal["reasoning_gym", "jsonl", "environments"] = "reasoning_gym"
     families: tuple[FamilyConfig, ...] = (FamilyConfig(),)
     train_size: int = 4096
     eval_size: int = 512
     seed: int = 0
     path: str | None = None
     eval_path: str | None = None
+    environments: tuple[str, ...] = ()  # folders of Harbor tasks, or families of them; rewards are their verifiers'
     reward: str = GYM_REWARD  # module:function of (completion: str, task: dict) -> float
     template: str = "{question}\n"  # may name question and metadata[...], the entry's own fields
 
@@ -69,6 +72,9 @@ class TaskConfig:
             ]
             if self.path or self.eval_path:
                 problems.append("path and eval_path are read with source = 'jsonl' only; set source, or leave them out")
+        elif self.source == "environments":
+            if not self.environments:
+                problems.append("environments is empty; source = 'environments' wants at least one task folder")
         else:
             if self.path is None:
                 problems.append("path is not set; source = 'jsonl' wants a file of one JSON object per line")
@@ -99,6 +105,23 @@ def make_tasks(config: TaskConfig) -> TaskSet:
     read, or when a user's two files share a question.
     """
     return _from_gym(config) if config.source == "reasoning_gym" else _from_files(config)
+
+
+def deal(config: TaskConfig, sources: Sequence[Iterable[Task]]) -> TaskSet:
+    """A task set of what `sources` give, in equal parts as far as they have that many; a question counts once.
+
+    Raises DataError where nothing would be left to train on.
+    """
+    seen, found = _Seen(), list[Task]()
+    for source, count in zip(sources, _shares(config.train_size + config.eval_size, [1.0] * len(sources)), strict=True):
+        found += itertools.islice((task for task in source if seen.new(task.question)), count)
+    if len(found) <= config.eval_size:
+        raise DataError(
+            f"the environments give {len(found)} different questions and eval_size is {config.eval_size}, which leaves "
+            "none to train on; lower tasks.eval_size, or name more folders in tasks.environments"
+        )
+    found = _shuffled(found, config.seed)
+    return _task_set(found[config.eval_size :], found[: config.eval_size], seen.repeated)
 
 
 def same_question(question: str) -> str:

@@ -16,14 +16,19 @@ from glm_jax.learn.batch import LearnBatch, empty_batch
 
 @dataclass(frozen=True)
 class Document:
-    """One row segment of a batch: `start` prompt tokens, then trainable ones. Arrays are over all of its tokens."""
+    """One row segment of a batch: a prompt, then trainable tokens and observations. Arrays are over all its tokens."""
 
     key: int
     tokens: np.ndarray  # int32[S]
-    start: int
-    logp: np.ndarray  # float32[S], 0 over the prompt
+    trainable: np.ndarray  # bool[S]
+    logp: np.ndarray  # float32[S], 0 where not trainable
     version: np.ndarray  # int32[S], 0 over the prompt
-    reward: float  # for the last token: a reward, or an advantage where a baseline was taken off
+    reward: float  # for the last trainable token: a reward, or an advantage where a baseline was taken off
+
+    @property
+    def start(self) -> int:
+        """Tokens of the prompt."""
+        return int(np.argmax(self.trainable)) if self.trainable.any() else len(self.tokens)
 
 
 def rollout_document(rollout: Rollout, reward: float) -> Document:
@@ -32,17 +37,19 @@ def rollout_document(rollout: Rollout, reward: float) -> Document:
     return Document(
         key=rollout.id,
         tokens=np.concatenate([np.asarray(rollout.prompt, np.int32), np.asarray(rollout.tokens, np.int32)]),
-        start=start,
+        trainable=_after(start, rollout.sampled, np.bool_),
         logp=_after(start, rollout.logp, np.float32),
         version=_after(start, rollout.version, np.int32),
         reward=reward,
     )
 
 
-def example_document(key: int, prompt: Sequence[int], answer: Sequence[int]) -> Document:
-    """A question whose answer is to be learnt by cross-entropy."""
+def example_document(key: int, prompt: Sequence[int], answer: Sequence[int], own: Sequence[bool]) -> Document:
+    """A question whose answer is to be learnt by cross-entropy, at the tokens that are its `own`."""
     tokens = np.concatenate([np.asarray(prompt, np.int32), np.asarray(answer, np.int32)])
-    return Document(key, tokens, len(prompt), np.zeros(len(tokens), np.float32), np.zeros(len(tokens), np.int32), 0.0)
+    size = len(tokens)
+    trainable = _after(len(prompt), own, np.bool_)
+    return Document(key, tokens, trainable, np.zeros(size, np.float32), np.zeros(size, np.int32), 0.0)
 
 
 def pack(documents: Sequence[Document], shape: tuple[int, int, int]) -> tuple[LearnBatch, list[Document]]:
@@ -79,7 +86,7 @@ def unpack(x: np.ndarray, documents: Sequence[Document]) -> dict[int, np.ndarray
     found = {}
     for document, (row, column) in zip(documents, _places(documents, x.shape), strict=True):
         if row >= 0:
-            found[document.key] = rows[row, column + document.start : column + len(document.tokens)]
+            found[document.key] = rows[row, column : column + len(document.tokens)][document.trainable]
     return found
 
 
@@ -96,8 +103,8 @@ def _place(batch: LearnBatch, row: tuple[int, int], column: int, number: int, do
     batch.rollout[where] = number
     batch.version[where] = document.version
     batch.behaviour_logp[where] = document.logp
-    batch.trainable[where][document.start :] = True
-    batch.reward[where][-1] = document.reward
+    batch.trainable[where] = document.trainable
+    batch.reward[where][np.flatnonzero(document.trainable)[-1]] = document.reward
 
 
 def _after(start: int, values: Sequence[float], dtype: type) -> np.ndarray:

@@ -11,9 +11,12 @@ import jax
 
 from glm_jax.data.tasks import Task
 from glm_jax.data.tokenizer import Tokenizer
+from glm_jax.envs.pool import Pool
 from glm_jax.envs.rewards import RewardPool
+from glm_jax.host import calls, playground
 from glm_jax.host.config import RunConfig
 from glm_jax.host.device import Device
+from glm_jax.host.environments import Environments
 from glm_jax.host.errors import RunError
 from glm_jax.host.ledger import Ledger
 from glm_jax.host.sampling import Draw, Sampling
@@ -99,19 +102,27 @@ def make_sampling(
     program: Program,
     state: RunState,
     ledger: Ledger,
-    pool: RewardPool,
+    pool: RewardPool | Pool,
     tasks: Sequence[Task],
     tokenizer: Tokenizer,
 ) -> Sampling:
     """The desk between ledger, device and rewards."""
     device = Device(program, state, config.rollout, config.shape, config.patience, config.deterministic)
-    scorer = Scorer(ledger, pool, tokenizer.decode, {task.id: task for task in tasks})
+    environments = None
+    if isinstance(pool, Pool):
+        calls.check(tokenizer)
+        environments = Environments(pool, ledger, tokenizer, playground.places(tasks), config.tools)
+    scorer = Scorer(ledger, environments or pool, tokenizer.decode, {task.id: task for task in tasks})
     draw = Draw(config.rollout.window, config.rollout.temperature, config.rollout.top_p, tokenizer.stop_ids)
-    return Sampling(ledger, device, scorer, tokenizer.encode, draw)
+    return Sampling(ledger, device, scorer, tokenizer.encode, draw, environments)
 
 
-def make_pool(config: RunConfig) -> RewardPool:
-    """The worker processes that compute rewards."""
+def make_pool(config: RunConfig) -> RewardPool | Pool:
+    """The worker processes that compute rewards, or that serve environments."""
+    if config.tasks.source == playground.ENVIRONMENTS:
+        tools, remedy = config.tools, "environments run in boxes of bubblewrap"
+        serve = "glm_jax.envs.attempts:serve"
+        return Pool(serve, tools.workers, tools.at_once, noun="environment", remedy=remedy)
     reward = config.reward
     return RewardPool(config.tasks.reward, reward.workers, reward.time_limit, (reward.low, reward.high))
 

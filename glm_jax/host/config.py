@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from glm_jax.data.tasks import TaskConfig
+from glm_jax.host.environments import ToolConfig
 from glm_jax.host.router import StalenessConfig
 from glm_jax.host.stages import DRAFT, RL, SFT, STAGES, SUPERVISED, VALUE, Stage, StageConfig, lay_out
 from glm_jax.learn.config import LearnConfig
@@ -87,6 +88,7 @@ class RunConfig:
     learn: LearnConfig = LearnConfig()
     staleness: StalenessConfig = StalenessConfig()
     reward: RewardConfig = RewardConfig()
+    tools: ToolConfig = ToolConfig()  # with tasks.source = environments
     eval: EvalConfig = EvalConfig()
     checkpoint: CheckpointConfig = CheckpointConfig()
     mesh: MeshConfig = MeshConfig()

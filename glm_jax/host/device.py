@@ -31,6 +31,7 @@ class Request:
     temperature: float
     top_p: float
     stop: tuple[int, ...]
+    park: int = -1  # the id that closes a tool call
 
 
 @dataclass(frozen=True)
@@ -174,7 +175,7 @@ class Device:
             rows.tokens[row, :length] = request.tokens
             rows.length[row], rows.limit[row], rows.rollout[row] = length, request.limit, request.rollout
             rows.temperature[row], rows.top_p[row] = request.temperature, request.top_p
-            rows.stop[row] = _padded(request.stop, STOP_IDS)
+            rows.stop[row], rows.park[row] = _padded(request.stop, STOP_IDS), request.park
         return rows.replace(count=np.asarray(len(requests), np.int32))
 
 

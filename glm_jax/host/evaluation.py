@@ -46,7 +46,7 @@ class Evaluation:
         mine = [rollout for rollout in scored if rollout.purpose == EVAL and rollout.reward is not None]
         for rollout in mine:
             exact, cut = rollout.exact, rollout.ending == LENGTH
-            self.results.append(Result(rollout.task, rollout.reward, exact, len(rollout.tokens), cut))
+            self.results.append(Result(rollout.task, rollout.reward, exact, rollout.count, cut))
             if len(self.shown) < SHOWN:
                 self.shown.append(as_sample(rollout, self.sampling))
         self.sampling.ledger.settle([rollout.id for rollout in mine], UNUSED)

@@ -36,12 +36,12 @@ def learning_figures(metrics: dict[str, float], mode: int) -> dict[str, float]:
 def batch_figures(rollouts: Sequence[Rollout], version: int, tau: int) -> dict[str, float]:
     """Means over a batch's rollouts, and how far their tokens lag behind the weights (`version`) that they train."""
     count = len(rollouts)
-    late = Counter(lag for rollout in rollouts for lag in lags(rollout.version, version))
+    late = Counter(lag for rollout in rollouts for lag in lags(_versions(rollout), version))
     tokens = late.total()
     exact = [rollout.exact for rollout in rollouts if rollout.exact is not None]
     figures = {
         "rollout/reward": sum(rollout.reward for rollout in rollouts) / count,
-        "rollout/length": sum(len(rollout.tokens) for rollout in rollouts) / count,
+        "rollout/length": sum(rollout.count for rollout in rollouts) / count,
         "rollout/truncated_share": sum(rollout.ending == LENGTH for rollout in rollouts) / count,
         "staleness/mean": sum(lag * n for lag, n in late.items()) / tokens,
         "staleness/max": float(max(late)),
@@ -51,11 +51,17 @@ def batch_figures(rollouts: Sequence[Rollout], version: int, tau: int) -> dict[s
     return figures | {f"staleness/lag_{lag}": float(late[lag]) for lag in range(tau + 1)}
 
 
+def _versions(rollout: Rollout) -> list[int]:
+    """Of the sampled tokens."""
+    return [version for version, sampled in zip(rollout.version, rollout.sampled, strict=True) if sampled]
+
+
 def ledger_figures(book: Book) -> dict[str, float]:
-    """Rollouts by fate and by cause so far, and those in flight."""
+    """Rollouts by fate and by cause so far, those in flight, and tool calls that the monitor did something about."""
     fates = {f"ledger/{fate}": float(book.fates[fate]) for fate in FATES}
     causes = {f"reward/{cause}": float(count) for cause, count in sorted(book.causes.items())}
-    return fates | {"ledger/in_flight": float(len(book.live))} | causes
+    monitored = {f"monitor/{what}": float(count) for what, count in sorted(book.monitored.items())}
+    return fates | {"ledger/in_flight": float(len(book.live))} | causes | monitored
 
 
 class Meter:

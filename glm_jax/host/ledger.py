@@ -25,7 +25,8 @@ class Book:
         self.submitted = 0  # also the next id: ids are given in order, without gaps
         self.fates: Counter[str] = Counter()
         self.causes: Counter[str] = Counter()  # why rollouts became invalid, failed or rejected
-        self.tokens = 0
+        self.monitored: Counter[str] = Counter()  # tool calls by what the monitor did, "action/rule"
+        self.tokens = 0  # sampled
 
     def apply(self, event: dict[str, Any]) -> None:
         """Takes one event; raises LedgerError where it contradicts those before it."""
@@ -34,6 +35,11 @@ class Book:
             self._submit(event)
         elif kind == "tokens":
             self._tokens(self._find(event["id"], kind), event)
+        elif kind == "observation":
+            self._observation(self._find(event["id"], kind), event["tokens"])
+        elif kind == "monitor":
+            self._find(event["id"], kind)
+            self.monitored[f"{event['action']}/{event['rule']}"] += 1
         elif kind == "end":
             self._end(self._find(event["id"], kind), event["ending"])
         elif kind == "reward":
@@ -79,7 +85,17 @@ class Book:
         rollout.tokens.extend(event["tokens"])
         rollout.logp.extend(event["logp"])
         rollout.version.extend([event["version"]] * len(event["tokens"]))
+        rollout.sampled.extend([1] * len(event["tokens"]))
         self.tokens += len(event["tokens"])
+
+    def _observation(self, rollout: Rollout, tokens: Sequence[int]) -> None:
+        if rollout.ending is not None or not rollout.sampled or not rollout.sampled[-1]:
+            raise LedgerError(f"rollout {rollout.id} got an observation, and made no call that it could be of")
+        rollout.tokens.extend(tokens)
+        rollout.logp.extend([0.0] * len(tokens))
+        rollout.version.extend([rollout.version[-1]] * len(tokens))
+        rollout.sampled.extend([0] * len(tokens))
+        rollout.observations += 1
 
     def _end(self, rollout: Rollout, ending: str) -> None:
         if rollout.ending is not None or ending not in ENDINGS:
@@ -129,6 +145,14 @@ class Ledger:
     def tokens(self, id: int, tokens: Sequence[int], logp: Sequence[float], version: int) -> None:
         """Adds sampled tokens. Python's floats hold the float32 log-probs exactly, and so does their decimal form."""
         self._record({"event": "tokens", "id": id, "tokens": list(tokens), "logp": list(logp), "version": version})
+
+    def observation(self, id: int, tokens: Sequence[int]) -> None:
+        """Adds what came back of the tool call that the rollout's last tokens are."""
+        self._record({"event": "observation", "id": id, "tokens": list(tokens)})
+
+    def monitor(self, id: int, action: str, rule: str) -> None:
+        """Notes what the monitor did about the call that the rollout's last tokens are."""
+        self._record({"event": "monitor", "id": id, "action": action, "rule": rule})
 
     def end(self, id: int, ending: str) -> None:
         self._record({"event": "end", "id": id, "ending": ending})

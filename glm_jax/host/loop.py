@@ -111,18 +111,22 @@ class Loop:
         with self.goodput.at(ADMIT):
             if self.step < self.plan.steps:
                 self._submit(len(units), learning)
-            requests, cancel = self.sampling.next_requests(), self.sampling.next_cancellations()
-        if learning or requests or cancel or self.sampling.on_device:
-            self._send(self.device.dispatch, requests, cancel, learning)
+            requests = self.sampling.next_requests()
+        if learning or requests or self.sampling.on_device:
+            self._send(self.device.dispatch, requests, self.sampling.next_cancellations(), learning)
             if len(self.device.pending) > 1:
                 self._take(self._collect())
         elif self.device.pending:
             self._take(self._collect())
+        elif self.sampling.environments and (self.sampling.environments.calling or self.scorer.waiting):
+            with self.goodput.at(ENVIRONMENTS):
+                self.sampling.environments.await_any(self.plan.patience)
         elif self.scorer.waiting:
             self._settle(self._await_scores())
         else:
             raise RunError(f"step {self.step}: nothing is in flight, nothing may start, and no batch can be made.")
         self._settle(self._await_scores() if self.plan.deterministic else self.scorer.poll())
+        self._observe()
         self.ledger.file.flush()
         self.ledger.audit()
         self._check_progress()
@@ -288,6 +292,14 @@ class Loop:
         if mean <= stage.config.until:
             logger.info("sft ends at step %d: its loss is %.4f, until = %g", self.step, mean, stage.config.until)
             self.step = stage.start + stage.config.steps
+
+    def _observe(self) -> None:
+        """Hands on what came of tool calls; in deterministic mode once all have come to something."""
+        if self.plan.deterministic and self.sampling.environments:
+            with self.goodput.at(ENVIRONMENTS):
+                self.sampling.environments.await_calls(self.plan.patience)
+        if self.sampling.observe():
+            self.progress = time.monotonic()
 
     def _settle(self, scored: Sequence[Rollout]) -> None:
         if scored:

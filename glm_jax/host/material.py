@@ -42,7 +42,7 @@ class Examples:
         self._stream: Any = None
         self.taken = state["taken"] if state else 0
         self._resume = state["stream"] if state else None
-        self.waiting = [self._document(*pair) for pair in state["waiting"]] if state else []
+        self.waiting = [self._document(*parts) for parts in state["waiting"]] if state else []
 
     @property
     def epoch(self) -> float:
@@ -58,7 +58,7 @@ class Examples:
         while len(documents) < count:
             example: Example = next(self._stream)
             self.taken += 1
-            documents.append(self._document(example.prompt, example.answer))
+            documents.append(self._document(example.prompt, example.answer, example.own))
         return documents
 
     def keep(self, documents: list[Document]) -> None:
@@ -67,9 +67,9 @@ class Examples:
 
     def state(self) -> dict:
         """What a checkpoint keeps, as JSON."""
-        pairs = [[d.tokens[: d.start].tolist(), d.tokens[d.start :].tolist()] for d in self.waiting]
+        parts = lambda d: [x.tolist() for x in (d.tokens[: d.start], d.tokens[d.start :], d.trainable[d.start :])]
         stream = self._stream.get_state() if self._stream is not None else self._resume
-        return {"taken": self.taken, "stream": stream, "waiting": pairs}
+        return {"taken": self.taken, "stream": stream, "waiting": [parts(document) for document in self.waiting]}
 
-    def _document(self, prompt: Sequence[int], answer: Sequence[int]) -> Document:
-        return example_document(self.taken, prompt, answer)
+    def _document(self, prompt: Sequence[int], answer: Sequence[int], own: Sequence[bool]) -> Document:
+        return example_document(self.taken, prompt, answer, own)

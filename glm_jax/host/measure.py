@@ -9,9 +9,9 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from glm_jax.data.tasks import Task, make_tasks
+from glm_jax.data.tasks import Task
 from glm_jax.data.tokenizer import Tokenizer, tokenizer_of
-from glm_jax.host import compose
+from glm_jax.host import compose, playground
 from glm_jax.host.config import RunConfig
 from glm_jax.host.errors import RunError
 from glm_jax.host.evaluation import Evaluation, Result
@@ -45,7 +45,7 @@ def measure(config: RunConfig, workdir: Path | None, model: Path | None, samples
     reward is invalid count as wrong.
     """
     tokenizer = tokenizer_of(model or config.model.path)
-    tasks = make_tasks(config.tasks).eval
+    tasks = playground.make_tasks(config.tasks).eval
     compose.check_prompts(tasks, tokenizer, config.rollout.window)
     source, program, params = _weights(config, workdir, model, tokenizer)
     state = compose.with_policy(program, program.init(config.seed), params)
@@ -88,12 +88,15 @@ def rounds(sampling: Sampling, patience: float) -> Iterator[list[Rollout]]:
     while sampling.ledger.live:
         requests = sampling.next_requests()
         if requests or sampling.on_device:
-            device.dispatch(requests, (), None)
+            device.dispatch(requests, sampling.next_cancellations(), None)
         if len(device.pending) > 1 or not (requests or sampling.on_device):
             if device.pending:
                 sampling.take(device.collect())
+            elif sampling.environments:
+                sampling.environments.await_any(patience)
             elif scorer.waiting:
                 yield scorer.wait(patience)
+        sampling.observe()
         yield scorer.poll()
     sampling.ledger.audit()
 

@@ -17,7 +17,11 @@ FATES = (TRAINED, REJECTED, FAILED, INVALID, UNUSED)
 
 @dataclass
 class Rollout:
-    """The record of a rollout. Sampled tokens, their log-probs (float32, exact) and versions grow side by side."""
+    """The record of a rollout.
+
+    Its tokens after the prompt, their log-probs (float32, exact) and versions grow side by side. Those that the policy
+    sampled are trained; those that it observed (the result of a tool call) have log-prob 0 and its call's version.
+    """
 
     id: int
     task: str
@@ -28,6 +32,8 @@ class Rollout:
     tokens: array = field(default_factory=lambda: array("i"))
     logp: array = field(default_factory=lambda: array("f"))
     version: array = field(default_factory=lambda: array("i"))
+    sampled: array = field(default_factory=lambda: array("b"))  # 1: by the policy, 0: observed
+    observations: int = 0
     ending: str | None = None
     scored: bool = False
     reward: float | None = None  # None where scoring failed, and the cause says how
@@ -38,6 +44,11 @@ class Rollout:
     def length(self) -> int:
         """Tokens so far, prompt included."""
         return len(self.prompt) + len(self.tokens)
+
+    @property
+    def count(self) -> int:
+        """Sampled tokens."""
+        return sum(self.sampled)
 
     @property
     def ready(self) -> bool:

@@ -12,9 +12,11 @@ import jax
 
 from glm_jax.config.strict import fingerprint, plain
 from glm_jax.data import sft
-from glm_jax.data.tasks import TaskSet, make_tasks
+from glm_jax.data.tasks import TaskSet
 from glm_jax.data.tokenizer import Tokenizer, tokenizer_of
-from glm_jax.host import compose
+from glm_jax.envs.pool import Pool
+from glm_jax.envs.rewards import RewardPool
+from glm_jax.host import compose, playground
 from glm_jax.host.baselines import Baseline
 from glm_jax.host.config import RunConfig
 from glm_jax.host.errors import RunError
@@ -41,7 +43,7 @@ CHECKPOINTS, LEDGER, CONFIG, LOG = "checkpoints", "ledger.jsonl", "config.json",
 def train(config: RunConfig, workdir: Path) -> None:
     """Makes the run that `workdir` holds, from its last checkpoint where there is one, and leaves its results there.
 
-    Raises RunError, ConfigError, CheckpointError, DataError or RewardError, each with a message for the person;
+    Raises RunError, ConfigError, CheckpointError, DataError or PoolError, each with a message for the person;
     PreemptedError, when SIGTERM has come and the run is to go on elsewhere.
     """
     if (count := jax.process_count()) > 1:
@@ -63,11 +65,11 @@ def train(config: RunConfig, workdir: Path) -> None:
         if host is not None and (host["finished"] or (step == plan.steps and _exported(workdir))):
             _say_done(config, workdir, model, step, host)
             return
-        tasks = make_tasks(config.tasks)
+        tasks = playground.make_tasks(config.tasks)
         compose.check_prompts((*tasks.train, *tasks.eval), tokenizer, config.rollout.window)
-        examples = _examples(config, tasks, tokenizer, host)
         program = compose.make_program(config, model)
         pool = stack.enter_context(compose.make_pool(config))
+        examples = _examples(config, tasks, tokenizer, pool, host)
         state = restored(saver, step, program, config) if host else compose.first_state(program, config)
         if config.profile_rounds:
             program = profiled(program, workdir / "profile", config.profile_rounds)
@@ -149,9 +151,16 @@ def _source(config: RunConfig) -> Path | None:
     return Path(config.model.path) if config.model.path else None
 
 
-def _examples(config: RunConfig, tasks: TaskSet, tokenizer: Tokenizer, host: dict | None) -> Examples:
-    """The supervised examples, checked now if there is a stage that wants them."""
+def _examples(
+    config: RunConfig, tasks: TaskSet, tokenizer: Tokenizer, pool: RewardPool | Pool, host: dict | None
+) -> Examples:
+    """The supervised examples, checked now if there is a stage that wants them; transcripts once it begins."""
     wanted = any(stage.name in SUPERVISED for stage in config.laid_out)
+    if isinstance(pool, Pool):
+        tools, window = config.tools, config.rollout.window
+        played = lambda: playground.examples(tasks.train, pool, tokenizer, tools, window, config.patience)
+        count = min(tools.transcripts, len(tasks.train)) if wanted else 0
+        return Examples(lambda: sft.stream(played(), config.seed), count, host["examples"] if host else None)
     found = sft.examples(tasks.train, tokenizer, config.rollout.window) if wanted else []
     return Examples(lambda: sft.stream(found, config.seed), len(found), host["examples"] if host else None)
 

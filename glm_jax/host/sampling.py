@@ -8,11 +8,15 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from glm_jax.data.tasks import Task
+from glm_jax.host import calls
 from glm_jax.host.device import Device, Outcome, Request
+from glm_jax.host.environments import Environments, Seen
 from glm_jax.host.errors import LedgerError
 from glm_jax.host.ledger import Ledger
-from glm_jax.host.rollouts import CANCELLED, EVAL, LENGTH, STOP, WALL_TIME, Rollout
+from glm_jax.host.monitor import DROP
+from glm_jax.host.rollouts import CANCELLED, EVAL, FAILED, LENGTH, REJECTED, STOP, TURNS, WALL_TIME, Rollout
 from glm_jax.host.scoring import Scorer
+from glm_jax.rollout.requests import PARKED
 from glm_jax.rollout.requests import STOP as DEVICE_STOP
 
 Encode = Callable[[str], Sequence[int]]
@@ -29,12 +33,27 @@ class Draw:
 
 
 class Sampling:
-    """Where each rollout without an ending stands: waiting on the host (by id), or under way on the device."""
+    """Where each rollout without an ending stands: waiting on the host (by id), under way on the device, or acting.
 
-    def __init__(self, ledger: Ledger, device: Device, scorer: Scorer, encode: Encode, draw: Draw):
+    One that acts waits for what its tool call gives; its slot on the device is parked. `environments` is None in runs
+    without tools.
+    """
+
+    def __init__(
+        self,
+        ledger: Ledger,
+        device: Device,
+        scorer: Scorer,
+        encode: Encode,
+        draw: Draw,
+        environments: Environments | None = None,
+    ):
         self.ledger, self.device, self.scorer, self.encode, self.draw = ledger, device, scorer, encode, draw
+        self.environments = environments
+        self.park = -1 if environments is None else environments.tokenizer.tags[calls.CLOSE]
         self.waiting: list[int] = []
-        self.on_device: set[int] = set()
+        self.on_device: set[int] = set()  # being sampled, or queued there
+        self.parked: set[int] = set()  # those that hold a slot while they act, or wait with an observation
         self.cancel: list[int] = []  # to be named in the next inbox
         self.started: dict[int, float] = {}  # monotonic time at which a rollout was opened
 
@@ -48,20 +67,32 @@ class Sampling:
     def resume(self) -> None:
         """Sends every live rollout anew, from its tokens, after the sampler was emptied or the run was resumed."""
         self.on_device.clear()
+        self.parked.clear()
         self.cancel.clear()
         live = self.ledger.live.values()
-        self.waiting = sorted(rollout.id for rollout in live if rollout.ending is None)
-        for id in self.waiting:
-            self.started.setdefault(id, time.monotonic())
+        going_on = [rollout for rollout in live if rollout.ending is None]
+        acting = {rollout.id for rollout in going_on if self._acts(rollout)}
+        self.waiting = sorted(rollout.id for rollout in going_on if rollout.id not in acting)
+        for rollout in going_on:
+            self.started.setdefault(rollout.id, time.monotonic())
+            if rollout.id in acting and rollout.id not in self.environments.calling:
+                self.environments.call(rollout)
         for rollout in live:
             if rollout.ending is not None and not rollout.scored and rollout.id not in self.scorer.waiting:
                 self.scorer.submit(rollout)
 
     def next_requests(self) -> list[Request]:
-        """What the next inbox asks for, in the order of ids."""
-        count = self.device.room()
-        ids, self.waiting = self.waiting[:count], self.waiting[count:]
-        self.on_device.update(ids)
+        """What the next inbox asks for, in the order of ids; observations for parked slots, which need no queue, first.
+
+        So a full queue behind parked slots cannot keep them waiting.
+        """
+        rows = self.device.rollout.requests
+        ids = [id for id in self.waiting if id in self.parked][:rows]
+        ids += [id for id in self.waiting if id not in self.parked][: min(self.device.room(), rows - len(ids))]
+        chosen = set(ids)
+        self.waiting = [id for id in self.waiting if id not in chosen]
+        self.on_device |= chosen
+        self.parked -= chosen
         return [self._request(self.ledger.live[id]) for id in ids]
 
     def next_cancellations(self) -> list[int]:
@@ -78,16 +109,26 @@ class Sampling:
                     raise LedgerError(f"round {outcome.round} sampled for rollout {part.rollout}, never submitted")
                 continue
             self.ledger.tokens(part.rollout, part.tokens, part.logp, part.version)
-            if part.ending:
+            if part.ending == PARKED:
+                self.on_device.discard(part.rollout)
+                self.parked.add(part.rollout)
+                self.environments.call(self.ledger.live[part.rollout])
+            elif part.ending:
+                self.on_device.discard(part.rollout)  # its slot is free
                 self._end(part.rollout, STOP if part.ending == DEVICE_STOP else LENGTH)
                 ended.append(part.rollout)
         return ended
 
+    def observe(self) -> int:
+        """Takes in what came of tool calls; returns how many did. Never blocks."""
+        seen = self.environments.seen() if self.environments else []
+        for one in seen:
+            self._observe(one)
+        return len(seen)
+
     def cut(self, id: int, ending: str = CANCELLED) -> None:
         """Ends a rollout from the host's side, wherever it stands."""
-        if id in self.on_device:
-            self.cancel.append(id)
-        else:
+        if id in self.waiting:
             self.waiting.remove(id)
         self._end(id, ending, score=ending != CANCELLED)
 
@@ -105,14 +146,47 @@ class Sampling:
             return rollout.version[0]
         return self.device.oldest_version if rollout.id in self.on_device else self.device.version
 
+    def _acts(self, rollout: Rollout) -> bool:
+        """Whether its last token closed a tool call."""
+        return bool(rollout.tokens) and rollout.tokens[-1] == self.park and bool(rollout.sampled[-1])
+
+    def _observe(self, seen: Seen) -> None:
+        """What a call came to: tokens to go on from, or an ending."""
+        rollout = self.ledger.live[seen.rollout]
+        if seen.rule is not None:
+            self.ledger.monitor(rollout.id, seen.rule.action, seen.rule.name)
+        if seen.failed is not None:
+            self._end(rollout.id, CANCELLED, score=False)
+            self.ledger.settle([rollout.id], FAILED, cause=seen.failed)
+        elif seen.rule is not None and seen.rule.action == DROP:
+            self._end(rollout.id, CANCELLED, score=False)
+            self.ledger.settle([rollout.id], REJECTED, cause=f"monitor_{seen.rule.name}")
+        elif seen.submitted:
+            self._end(rollout.id, STOP)
+        elif rollout.observations + 1 >= self.environments.config.turns:
+            self._end(rollout.id, TURNS)
+        else:
+            ids = calls.response(seen.text, self.environments.tokenizer, self.environments.config.observation)
+            if rollout.length + len(ids) >= self.draw.window:
+                self._end(rollout.id, LENGTH)
+            else:
+                self.ledger.observation(rollout.id, ids)
+                bisect.insort(self.waiting, rollout.id)
+
     def _end(self, id: int, ending: str, score: bool = True) -> None:
+        """Ends a rollout; where the device may still know it, the next inbox frees its slot."""
+        if id in self.on_device or id in self.parked:
+            self.cancel.append(id)
         self.on_device.discard(id)
+        self.parked.discard(id)
         self.started.pop(id, None)
         self.ledger.end(id, ending)
         if score:
             self.scorer.submit(self.ledger.live[id])
+        if self.environments and id not in self.scorer.waiting:
+            self.environments.drop(id)
 
     def _request(self, rollout: Rollout) -> Request:
         temperature, top_p = (1.0, 1.0) if rollout.purpose == EVAL else (self.draw.temperature, self.draw.top_p)
         tokens = [*rollout.prompt, *rollout.tokens]
-        return Request(rollout.id, tokens, self.draw.window, temperature, top_p, self.draw.stop)
+        return Request(rollout.id, tokens, self.draw.window, temperature, top_p, self.draw.stop, self.park)

@@ -9,7 +9,9 @@ from collections.abc import Callable, Mapping
 
 from glm_jax.data.scoring import exact_match
 from glm_jax.data.tasks import Task
+from glm_jax.envs.pool import WORKER_DIED
 from glm_jax.envs.rewards import RewardPool, Score
+from glm_jax.host.environments import BOX_DIED, Environments
 from glm_jax.host.errors import RunError
 from glm_jax.host.ledger import Ledger
 from glm_jax.host.rollouts import FAILED, INVALID, Rollout
@@ -17,18 +19,24 @@ from glm_jax.host.rollouts import FAILED, INVALID, Rollout
 logger = logging.getLogger(__name__)
 
 BARREN = 32  # rewards in a row without a valid one, after which the run stops: it would go on for ever
-WORKER_DIED = "worker_died"  # the environment's fault, not the reward function's
+FAULTS = (WORKER_DIED, BOX_DIED)  # the environment's, not the reward function's
 NO_TOKEN, BAD_LOGP = "no_trainable_token", "logp_not_finite"
 
 
 class Scorer:
     """Hands ended rollouts to the pool and writes what comes back into the ledger.
 
-    A rollout without a figure to learn from gets its fate here: `failed` where a worker died twice, `invalid` where
-    the reward raised, timed out, was NaN or out of range, or where nothing was sampled. Such a reward enters no mean.
+    A rollout without a figure to learn from gets its fate here: `failed` where a worker or a box died twice, `invalid`
+    where the reward raised, timed out, was NaN or out of range, or where nothing was sampled. It enters no mean.
     """
 
-    def __init__(self, ledger: Ledger, pool: RewardPool, decode: Callable[[list[int]], str], tasks: Mapping[str, Task]):
+    def __init__(
+        self,
+        ledger: Ledger,
+        pool: RewardPool | Environments,
+        decode: Callable[[list[int]], str],
+        tasks: Mapping[str, Task],
+    ):
         self.ledger, self.pool, self.decode, self.tasks = ledger, pool, decode, tasks
         self.waiting: set[int] = set()
         self.barren = 0  # invalid rewards since the last valid one
@@ -74,7 +82,7 @@ class Scorer:
 
     def _refuse(self, id: int, score: Score) -> None:
         """Settles a rollout without a reward. Raises RunError when there have been none but such for too long."""
-        self.ledger.settle([id], FAILED if score.cause == WORKER_DIED else INVALID, cause=score.cause)
+        self.ledger.settle([id], FAILED if score.cause in FAULTS else INVALID, cause=score.cause)
         self.barren += 1
         if score.cause not in self.told:
             self.told.add(score.cause)

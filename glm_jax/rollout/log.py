@@ -11,7 +11,7 @@ from glm_jax.rollout.requests import GOES_ON, Log
 
 @dataclass(frozen=True)
 class Sampled:
-    """What a round sampled of one rollout. ending: 0 where it goes on, else rollout.requests.STOP or LENGTH."""
+    """What a round sampled of one rollout. ending: 0 where it goes on, else rollout.requests.STOP, LENGTH or PARKED."""
 
     rollout: int
     tokens: list[int]

@@ -21,7 +21,7 @@ def test_one_bos_and_one_eos_are_dropped_and_no_special_in_the_midst_is():
     a, b = TOKENIZER.encode("ab")
     assert TOKENIZER.decode([bos, a, b, eos]) == "ab"
     assert TOKENIZER.decode([a, pad, b, eos]) == "a<pad>b"
-    assert TOKENIZER.decode([a, eos, 3, b, eos, eos]) == "a<eos><3>b<eos>"
+    assert TOKENIZER.decode([a, eos, 3, b, eos, eos]) == "a<eos><tool_call>b<eos>"
 
 
 def test_bytes_that_are_no_utf8_are_shown():

@@ -27,7 +27,7 @@ from glm_jax.host.stages import ScheduleConfig, StageConfig, lay_out
 from glm_jax.learn.batch import IDLE, RL, SFT
 from glm_jax.program.exchange import Outbox
 from glm_jax.rollout.config import RolloutConfig
-from glm_jax.rollout.requests import GOES_ON, LENGTH, STOP, Log
+from glm_jax.rollout.requests import GOES_ON, LENGTH, PARKED, STOP, Log
 
 EOS = 2
 
@@ -77,7 +77,9 @@ class FakeProgram:
         slots = [job for job in state.sampler["slots"] if job["rollout"] not in cancelled]
         queue = [job for job in state.sampler["queue"] if job["rollout"] not in cancelled]
         for row in range(int(inbox.requests.count)):
-            queue.append(_job(inbox.requests, row))
+            job = _job(inbox.requests, row)
+            parked = next((j for j in slots if j["rollout"] == job["rollout"] and j["ending"] == PARKED), None)
+            queue.append(job) if parked is None else parked.update(job)
         ids = [job["rollout"] for job in slots + queue]
         assert len(set(ids)) == len(ids), "a rollout was sent while it was under way"
         log = Log(
@@ -94,8 +96,10 @@ class FakeProgram:
             while queue and len(slots) < self.slots:
                 slots.append(queue.pop(0))
             for slot, job in enumerate(list(slots)):
+                if job["ending"] == PARKED:
+                    continue
                 self._sample(state, job, log, tick, slot)
-                if job["ending"] != GOES_ON:
+                if job["ending"] in (STOP, LENGTH):
                     slots.remove(job)
         self.rounds.append((int(inbox.mode), len(slots) + len(queue)))
         state = replace(state, sampler={"slots": slots, "queue": queue})
@@ -107,13 +111,18 @@ class FakeProgram:
 
     def _sample(self, state: FakeState, job: dict, log: Log, tick: int, slot: int) -> None:
         digest = _digest(state.policy.params["w"].tobytes(), job["rollout"], tuple(job["tokens"]))
-        token = EOS if digest[0] % self.stop_share == 0 else 8 + digest[1]
+        token = self.token(job, digest)
         job["tokens"].append(token)
         full = len(job["tokens"]) >= job["limit"]
-        job["ending"] = STOP if token in job["stop"] else LENGTH if full else GOES_ON
+        parks = PARKED if token == job["park"] else GOES_ON
+        job["ending"] = STOP if token in job["stop"] else LENGTH if full else parks
         log.token[tick, slot], log.rollout[tick, slot], log.count[tick, slot] = token, job["rollout"], 1
         log.logp[tick, slot] = -np.float32(digest[2] / 7)
         log.ending[tick, slot] = job["ending"]
+
+    def token(self, job: dict, digest: bytes) -> int:
+        """What is sampled next; `digest` hangs on weights, rollout and the tokens so far."""
+        return EOS if digest[0] % self.stop_share == 0 else 8 + digest[1]
 
     def _learn(self, state: FakeState, inbox) -> FakeState:
         if inbox.mode == IDLE:
@@ -191,7 +200,9 @@ class Stream:
     def __next__(self):
         self.at += 1
         size = self.lengths[self.at % len(self.lengths)]
-        return SimpleNamespace(prompt=[8 + self.at % 200] * 2, answer=[9] * size + [EOS])
+        return SimpleNamespace(
+            prompt=[8 + self.at % 200] * 2, answer=[9] * size + [EOS], own=[True, False] + [True] * (size - 1)
+        )
 
     def get_state(self):
         return {"at": self.at}
@@ -225,20 +236,32 @@ def plan(tau=1, rl=5, batch=4, sft=0, value=0, group=1, on_exceed="wait", **chan
 
 
 def make_loop(
-    workdir: Path, plan: Plan, *, program=None, pool=None, saver=None, rows=None, kind="sao", restored=None, stop=None
+    workdir: Path,
+    plan: Plan,
+    *,
+    program=None,
+    pool=None,
+    saver=None,
+    rows=None,
+    kind="sao",
+    restored=None,
+    stop=None,
+    capacity=CAPACITY,
+    environments=None,
 ):
-    """A loop over doubles. restored: (policy, critic, host) of a checkpoint to go on from."""
+    """A loop over doubles. restored: (policy, critic, host) of a checkpoint; environments: makes those of a ledger."""
     program = program or FakeProgram()
     state, host = program.init(0), None
     if restored:
         policy, critic, host = restored
         state = replace(state, policy=policy, critic=critic)
     ledger = Ledger(workdir / "ledger.jsonl", host["offset"] if host else 0)
-    device = Device(program, state, CAPACITY, plan.shape, plan.patience)
+    device = Device(program, state, capacity, plan.shape, plan.patience)
     every = {t.id: t for t in (*TASKS.train, *TASKS.eval)}
-    scorer = Scorer(ledger, pool or FakePool(), lambda tokens: "".join(chr(t) for t in tokens), every)
-    draw = Draw(CAPACITY.window, 0.7, 0.9, (EOS,))
-    sampling = Sampling(ledger, device, scorer, lambda text: [8 + ord(c) % 100 for c in text], draw)
+    acting = environments(ledger) if environments else None
+    scorer = Scorer(ledger, acting or pool or FakePool(), lambda tokens: "".join(chr(t) for t in tokens), every)
+    draw = Draw(capacity.window, 0.7, 0.9, (EOS,))
+    sampling = Sampling(ledger, device, scorer, lambda text: [8 + ord(c) % 100 for c in text], draw, acting)
     prompts = Prompts(TASKS.train, seed=1, position=host["prompts"] if host else 0)
     examples = Examples(Stream, count=5, state=host["examples"] if host else None)
     baseline = Baseline(kind, host["baseline"] if host else ())
@@ -265,6 +288,7 @@ def _job(requests, row: int) -> dict:
         "tokens": requests.tokens[row, :length].tolist(),
         "limit": int(requests.limit[row]),
         "stop": set(requests.stop[row].tolist()),
+        "park": int(requests.park[row]),
         "ending": GOES_ON,
     }
 

@@ -21,6 +21,7 @@ def rollout(id: int, prompt: int, sampled: int, reward: float = 0.0, group: int 
     made.tokens = array("i", range(1000 * id, 1000 * id + sampled))
     made.logp = array("f", [-(id + i / 10) for i in range(sampled)])
     made.version = array("i", [id] * sampled)
+    made.sampled = array("b", [1] * sampled)
     made.ending, made.scored, made.reward = "stop", True, reward
     return made
 
@@ -67,10 +68,10 @@ def test_what_fits_no_row_or_has_nothing_to_train_is_refused():
         pack([rollout_document(rollout(3, 0, 4), 0.0)], (1, 1, 10))
 
 
-def test_examples_train_on_their_answers_alone():
-    batch, _ = pack([example_document(0, [5, 6], [7, 2])], (1, 1, 6))
-    assert batch.tokens.tolist() == [[[5, 6, 7, 2, 0, 0]]]
-    assert batch.trainable.tolist() == [[[False, False, True, True, False, False]]]
+def test_examples_train_on_what_is_their_own_of_an_answer_alone():
+    batch, _ = pack([example_document(0, [5, 6], [7, 9, 2], [True, False, True])], (1, 1, 6))
+    assert batch.tokens.tolist() == [[[5, 6, 7, 9, 2, 0]]]
+    assert batch.trainable.tolist() == [[[False, False, True, False, True, False]]]
 
 
 def test_the_running_mean_is_of_earlier_batches_and_of_128_rewards_at_most():
