@@ -58,15 +58,19 @@ def run_agent(argv: Sequence[str]) -> int:
     def define(values: flags.FlagValues) -> None:
         _define_agent(values, "oracle")
         flags.DEFINE_string("record", None, "with --agent=http: cassette to record the answers on", flag_values=values)
+        flags.DEFINE_integer("instance", 0, "of a family: which one", lower_bound=0, flag_values=values)
         flags.DEFINE_integer("turns", 40, "the most that the agent gets", lower_bound=1, flag_values=values)
         flags.DEFINE_float("seconds", 900.0, "the most that it may take", lower_bound=1.0, flag_values=values)
 
     command = parse("envs run", argv, define, positional=("dir",), required=())
     from glm_jax.envs.agents import episode
     from glm_jax.envs.sandbox import probe
+    from glm_jax.envs.tasks import family
     from glm_jax.envs.tasks.harbor import read_task
 
     task = read_task(Path(command.positional[0]).expanduser())
+    if family.is_family(task):
+        task = family.instance(task, command.flags.instance)
     for warning in task.warnings:
         print(f"{task.name}: {warning}", file=sys.stderr)
     limits = episode.EpisodeLimits(turns=command.flags.turns, seconds=command.flags.seconds)
@@ -81,9 +85,14 @@ def run_agent(argv: Sequence[str]) -> int:
 
 
 def _define_agent(values: flags.FlagValues, default: str | None) -> None:
-    about = "oracle, nothing, partial:NAME, attack:NAME, replay:CASSETTE, or http: a server of OpenAI's chat form"
+    about = (
+        "oracle, nothing, partial:NAME, attack:NAME, replay:CASSETTE, policy:FOLDER (a model folder), or http: a "
+        "server of OpenAI's chat form"
+    )
     flags.DEFINE_string("agent", default, about, flag_values=values)
     flags.DEFINE_string("model", "", "the server's name of the model", flag_values=values)
+    about = "with --agent=policy: the most tokens of a result that it is shown, as in its training"
+    flags.DEFINE_integer("observation", 256, about, lower_bound=1, flag_values=values)
     about = "with --agent=http: the server; its key is read from OPENAI_API_KEY"
     flags.DEFINE_string("base_url", "http://localhost:8000/v1", about, flag_values=values)
 
@@ -102,6 +111,11 @@ def _agent(command: Command, task: Task) -> Callable[[], ChatClient]:
         if name not in scripts[kind]:
             raise UsageError(f"{task.folder} has no {kind} {name!r}; it has {', '.join(scripts[kind]) or 'none'}")
         return lambda: by_script(scripts[kind][name])
+    if kind == "policy":
+        from glm_jax.host.policy import Policy
+
+        policy = Policy.load(Path(name).expanduser(), command.flags.observation)
+        return lambda: policy
     if kind == "replay":
         return lambda: Cassette(Path(name), command.flags.model)
     if kind != "http":
