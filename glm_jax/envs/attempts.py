@@ -9,6 +9,7 @@ rollout goes on from the new box, and is graded by what is in it.
 from __future__ import annotations
 
 import threading
+from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
@@ -48,7 +49,8 @@ class _Attempt:
 
 
 _attempts: dict[int, _Attempt] = {}
-_one_at_a_time = threading.Lock()  # of changes to the table, not of the calls
+_locks: defaultdict[int, threading.Lock] = defaultdict(threading.Lock)  # one request of a rollout at a time
+_changing = threading.Lock()  # either table
 
 
 def serve(do: str, rollout: int, place: Place, calls: Sequence[ToolCall], seconds: float) -> dict:
@@ -58,19 +60,24 @@ def serve(do: str, rollout: int, place: Place, calls: Sequence[ToolCall], second
     TRANSCRIPT: the oracle's turns in a box of their own; {"turns": [[name, arguments, text]], "reward", "why"}. LEAVE:
     ends the attempt. Where a box ends by itself again after a second try, {"failed": why}.
     """
-    if do == LEAVE:
-        _close(rollout)
-        return {}
-    for again in reversed(range(_TRIES)):
-        try:
-            return _answer(do, rollout, place, calls, seconds)
-        except BoxDied as error:
+    with _changing:
+        mine = _locks[rollout]
+    with mine:
+        if do == LEAVE:
             _close(rollout)
-            if not again:
-                return {"failed": str(error)}
-        except BaseException:
-            _close(rollout)
-            raise
+            with _changing:
+                _locks.pop(rollout, None)
+            return {}
+        for again in reversed(range(_TRIES)):
+            try:
+                return _answer(do, rollout, place, calls, seconds)
+            except BoxDied as error:
+                _close(rollout)
+                if not again:
+                    return {"failed": str(error)}
+            except BaseException:
+                _close(rollout)
+                raise
     raise AssertionError("unreachable")
 
 
@@ -98,18 +105,18 @@ def _turn(call: ToolCall, seen: Observation) -> list[str]:
 
 
 def _attempt(rollout: int, task: Task, seconds: float) -> _Attempt:
-    with _one_at_a_time:
+    with _changing:
         found = _attempts.get(rollout)
     if found is None:
         box = agent_box(task)
         found = _Attempt(box, Tools(box, task.workdir, task.env, seconds))
-        with _one_at_a_time:
+        with _changing:
             _attempts[rollout] = found
     return found
 
 
 def _close(rollout: int) -> None:
-    with _one_at_a_time:
+    with _changing:
         found = _attempts.pop(rollout, None)
     if found is not None:
         found.box.close()

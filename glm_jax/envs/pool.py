@@ -111,7 +111,10 @@ class Pool:
         self._wake()
 
     def leave(self, home: Hashable, arguments: tuple) -> None:
-        """A home's last call, whose answer nobody wants: made if a worker still keeps something for it."""
+        """A home's last call, whose answer nobody wants: made if a worker still keeps something for it.
+
+        What it had asked before is not begun any more.
+        """
         with self._changed:
             self._check()
             self._farewells.append((home, pickle.dumps((None, arguments))))
@@ -193,6 +196,9 @@ class Pool:
 
     def _part(self, home: Hashable, message: bytes) -> None:
         self._lost.pop(home, None)
+        for call in [call for call in self._queue if call.home == home]:
+            self._queue.remove(call)
+            self._outstanding.discard(call.key)
         if (seat := next((seat for seat in self._seats if home in seat.homes), None)) is not None:
             seat.homes.discard(home)
             seat.worker.call(message)
@@ -255,7 +261,9 @@ class Pool:
         with self._changed:
             self._lost.update(seat.homes)
             for call in reversed(seat.calls.values()):
-                if call.tries < TRIES:
+                if call.home is not None and call.home not in seat.homes:  # it has left
+                    self._outstanding.discard(call.key)
+                elif call.tries < TRIES:
                     self._queue.appendleft(call)
                 else:
                     self._finish(call, Answer(None, WORKER_DIED, f"{call.tries} workers died in this call"))

@@ -14,7 +14,7 @@ from glm_jax.envs.rewards import Score
 from glm_jax.host import calls, monitor
 from glm_jax.host.ledger import Ledger
 from glm_jax.host.monitor import FLAG, RULES, RuleConfig
-from glm_jax.host.rollouts import Rollout
+from glm_jax.host.rollouts import LENGTH, TURNS, Rollout
 
 BOX_DIED = "box_died"  # twice, by itself
 VERIFIER = "verifier_error"  # a verdict is missing for a reason that is the verifier's
@@ -46,14 +46,15 @@ class ToolConfig:
 class Seen:
     """What came of a call: a text to show, unless the rollout submitted, a rule drops it, or its environment failed.
 
-    rule: the monitor's, where the call fell under one. failed: why there is no environment any more.
+    rule: the monitor's, where the call fell under one. failed: why there is no environment any more, in place of a
+    reward.
     """
 
     rollout: int
     text: str = ""
     submitted: bool = False
     rule: RuleConfig | None = None
-    failed: str | None = None
+    failed: Score | None = None
 
 
 @dataclass
@@ -110,17 +111,30 @@ class Environments:
         if not self._seen and not self._scores:
             self._wait(timeout, lambda asked, answers: answers > 0)
 
-    def drop(self, rollout: int) -> None:
-        """Gives up a rollout's box; what a call under way comes to is nobody's."""
+    def forget(self, rollout: int) -> None:
+        """What a call of this rollout still comes to is nobody's: it has ended."""
         self.calling.discard(rollout)
         self._flagged.pop(rollout, None)
+        self._seen = [seen for seen in self._seen if seen.rollout != rollout]
+
+    def leave(self, rollout: int) -> None:
+        """Gives up a rollout's box."""
         self.pool.leave(rollout, (attempts.LEAVE, rollout, None, (), 0.0))
 
     # Verdicts: what a Scorer wants of a pool
 
     def submit(self, key: int, completion: str, task: dict) -> None:
-        """Ends the attempt of rollout `key` and has the task's verifier judge it."""
-        self._ask(attempts.GRADE, self.ledger.live[key], self.config.command_seconds, self.config.grade_seconds)
+        """Ends the attempt of rollout `key` and has the task's verifier judge it.
+
+        One that used up its tokens or turns gets 0 without (CompactionRL's rule): were it judged, a policy would learn
+        that there is no need to submit.
+        """
+        rollout = self.ledger.live[key]
+        if rollout.ending in (LENGTH, TURNS):
+            self._scores.append((key, Score(0.0)))
+            self.leave(key)
+        else:
+            self._ask(attempts.GRADE, rollout, self.config.command_seconds, self.config.grade_seconds)
 
     def poll(self) -> list[tuple[int, Score]]:
         self._sort()
@@ -161,7 +175,7 @@ class Environments:
             do, _, id = key.partition(" ")
             if do == attempts.GRADE:
                 self._scores.append((int(id), _score(answer)))
-                self.drop(int(id))
+                self.leave(int(id))
             elif int(id) in self.calling:
                 self._seen.append(_seen(int(id), answer, self._flagged.pop(int(id))))
 
@@ -175,10 +189,9 @@ class Environments:
 
 
 def _seen(rollout: int, answer: Answer, rule: RuleConfig | None) -> Seen:
-    if answer.cause is not None:
-        return Seen(rollout, failed=answer.cause, rule=rule)
-    failed = BOX_DIED if "failed" in answer.value else None
-    return Seen(rollout, answer.value.get("text", ""), failed=failed, rule=rule)
+    if answer.cause is not None or "failed" in answer.value:
+        return Seen(rollout, rule=rule, failed=_score(answer))
+    return Seen(rollout, answer.value["text"], rule=rule)
 
 
 def _score(answer: Answer) -> Score:

@@ -46,6 +46,8 @@ def batch_figures(rollouts: Sequence[Rollout], version: int, tau: int) -> dict[s
         "staleness/mean": sum(lag * n for lag, n in late.items()) / tokens,
         "staleness/max": float(max(late)),
     }
+    if turns := sum(rollout.observations for rollout in rollouts):
+        figures["rollout/observations"] = turns / count
     if exact:
         figures["rollout/exact_match"] = sum(exact) / len(exact)
     return figures | {f"staleness/lag_{lag}": float(late[lag]) for lag in range(tau + 1)}

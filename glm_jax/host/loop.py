@@ -310,7 +310,7 @@ class Loop:
     def _check_progress(self) -> None:
         idle = time.monotonic() - self.progress
         if idle > self.plan.patience:
-            names = ", ".join(map(str, sorted(self.sampling.on_device)[:10])) or "none"
+            names = ", ".join(map(str, sorted(self.sampling.on_device | self.sampling.parked)[:10])) or "none"
             raise StallError(
                 f"nothing happened for {idle:.0f} s at step {self.step}: no token, no reward, no update. Rollouts on "
                 f"the device: {names}; waiting on the host: {len(self.sampling.waiting)}; being scored: "

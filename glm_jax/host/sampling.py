@@ -157,7 +157,7 @@ class Sampling:
             self.ledger.monitor(rollout.id, seen.rule.action, seen.rule.name)
         if seen.failed is not None:
             self._end(rollout.id, CANCELLED, score=False)
-            self.ledger.settle([rollout.id], FAILED, cause=seen.failed)
+            self.scorer.refuse(rollout.id, seen.failed, FAILED)
         elif seen.rule is not None and seen.rule.action == DROP:
             self._end(rollout.id, CANCELLED, score=False)
             self.ledger.settle([rollout.id], REJECTED, cause=f"monitor_{seen.rule.name}")
@@ -183,8 +183,10 @@ class Sampling:
         self.ledger.end(id, ending)
         if score:
             self.scorer.submit(self.ledger.live[id])
-        if self.environments and id not in self.scorer.waiting:
-            self.environments.drop(id)
+        if self.environments:
+            self.environments.forget(id)
+            if id not in self.scorer.waiting:
+                self.environments.leave(id)
 
     def _request(self, rollout: Rollout) -> Request:
         temperature, top_p = (1.0, 1.0) if rollout.purpose == EVAL else (self.draw.temperature, self.draw.top_p)

@@ -74,15 +74,15 @@ class Scorer:
             exact = None if answer is None else exact_match(self.completion(rollout), answer)
             self.ledger.reward(id, score.value, exact, score.cause)
             if score.value is None:
-                self._refuse(id, score)
+                self.refuse(id, score, FAILED if score.cause in FAULTS else INVALID)
             else:
                 self.barren = 0
             scored.append(rollout)
         return scored
 
-    def _refuse(self, id: int, score: Score) -> None:
+    def refuse(self, id: int, score: Score, fate: str) -> None:
         """Settles a rollout without a reward. Raises RunError when there have been none but such for too long."""
-        self.ledger.settle([id], FAILED if score.cause in FAULTS else INVALID, cause=score.cause)
+        self.ledger.settle([id], fate, cause=score.cause)
         self.barren += 1
         if score.cause not in self.told:
             self.told.add(score.cause)
@@ -90,7 +90,8 @@ class Scorer:
         if self.barren >= BARREN:
             raise RunError(
                 f"the last {self.barren} rewards were all invalid; the latest of rollout {id}: {score.cause} "
-                f"({score.detail}). The reward function is named in tasks.reward, its limits in reward.*"
+                f"({score.detail}). The reward function is named in tasks.reward, its limits in reward.*, environments "
+                "in tasks.environments and tools.*"
             )
 
 

@@ -50,6 +50,9 @@ def answers(pool: Pool) -> dict:
 
 def test_calls_of_a_home_go_to_one_worker_and_homes_are_spread(serve):
     with pool(serve, 2) as places:
+        end = time.monotonic() + 60
+        while not all(seat.ready for seat in places._seats) and time.monotonic() < end:
+            time.sleep(0.01)  # the first that is there would get them all
         found = []
         for turn in range(3):
             for home in range(4):
@@ -104,3 +107,14 @@ def test_who_leaves_is_forgotten_and_nobody_waits_for_it(serve):
         assert "nobody" not in homes and not places._lost
         places.ask("a", ("a", "y"), 20.0, home="a")
         assert answers(places)["a"].value["kept"] == ["y"]
+
+
+def test_what_waited_for_a_home_that_left_is_never_begun(serve):
+    with pool(serve, 1, at_once=1) as places:
+        places.ask("busy", ("busy", "wait for other"), 30.0, home="busy")
+        places.ask("late", ("late", "x"), 30.0, home="late")
+        places.leave("late", ("late", "leave"))
+        places.ask("free", ("other", "x"), 60.0, home="free")
+        time.sleep(0.2)
+        assert sorted(places.outstanding) == ["busy", "free"]
+        assert "late" not in answers(places)["free"].value["homes"]

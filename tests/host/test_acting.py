@@ -12,14 +12,16 @@ import pytest
 from glm_jax.envs.pool import WORKER_DIED, Answer
 from glm_jax.host import calls
 from glm_jax.host.batches import pack, rollout_document
+from glm_jax.host.device import Outcome, Sampled
 from glm_jax.host.environments import ToolConfig
-from glm_jax.host.errors import LedgerError
+from glm_jax.host.errors import LedgerError, RunError
 from glm_jax.host.events import read_events
 from glm_jax.host.ledger import Book, replay
 from glm_jax.host.monitor import DUMMY, RuleConfig
 from glm_jax.host.rollouts import Rollout
+from glm_jax.rollout.requests import PARKED
 from tests.host.acting import ANSWERED, CLOSE, ROOM, TOKENIZER, Actor, FakeWorkers, bash, environments
-from tests.host.doubles import EOS, MemorySaver, make_loop, plan
+from tests.host.doubles import EOS, TASKS, MemorySaver, make_loop, plan
 from tests.host.test_loop import final
 
 TOOLS = ToolConfig(turns=3, observation=8)
@@ -54,6 +56,11 @@ def test_every_rollout_gets_its_fate_whatever_its_turns_come_to(tmp_path, tau, r
     assert endings["stop"] and endings["turns"] and set(endings) <= {"stop", "turns", "length"}
     assert len(events(tmp_path, "observation")) > 20
     assert not workers.jobs
+    ended = {event["id"]: event["ending"] for event in events(tmp_path, "end")}
+    rewards = {event["id"]: event["reward"] for event in events(tmp_path, "reward")}
+    assert {rewards[id] for id, ending in ended.items() if ending in ("turns", "length")} == {0.0}
+    judged = {rollout for do, rollout, _ in workers.asked if do == "grade"}
+    assert judged == {id for id, ending in ended.items() if ending == "stop"}
 
 
 def test_what_is_recorded_is_what_was_said_and_seen_in_that_order(tmp_path):
@@ -104,6 +111,27 @@ def test_wall_time_ends_a_rollout_whose_call_never_comes_back_and_grades_it(tmp_
     settings = plan(0, 1, 2, eval_samples=0, wall_time=0.3, deterministic=False, **SHAPE)
     _, book = run(tmp_path, settings, program=actor, workers=workers)
     assert {event["ending"] for event in events(tmp_path, "end")} == {"wall_time"} and book.fates["trained"] == 2
+
+
+@pytest.mark.parametrize("turn", [bash("a"), [105, CLOSE]])
+def test_what_a_call_comes_to_after_its_rollout_ended_is_nobodys(tmp_path, turn):
+    workers = FakeWorkers(delay=0)
+    loop = make_loop(tmp_path, plan(**SHAPE), capacity=ROOM, environments=environments(workers, TOOLS))
+    sampling = loop.sampling
+    rollout = sampling.open(TASKS.train[0], 0, "train")
+    sampling.next_requests()
+    sampling.take(Outcome(0, [Sampled(rollout.id, turn, [-1.0] * len(turn), 0, PARKED)], None, {}))
+    sampling.cut(rollout.id, "wall_time")
+    assert sampling.next_cancellations() == [rollout.id], "its slot is to be freed"
+    assert sampling.observe() == 0 and rollout.ending == "wall_time" and not rollout.observations
+    assert [scored.id for scored in sampling.scorer.wait(1.0)] == [rollout.id], "what it did is judged"
+
+
+def test_environments_that_never_work_end_the_run_with_their_cause(tmp_path):
+    broken = lambda do, rollout, made: Answer(None, "raised", "TaskError: RUN failed")
+    actor = Actor(says=lambda rollout, turn: bash("a"))
+    with pytest.raises(RunError, match=r"raised \(TaskError: RUN failed\).*environments in tasks.environments"):
+        run(tmp_path, plan(0, 1, 4, eval_samples=0, **SHAPE), program=actor, workers=FakeWorkers(answer=broken))
 
 
 def test_a_malformed_call_is_answered_with_what_is_wrong(tmp_path):
