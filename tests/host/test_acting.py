@@ -146,7 +146,7 @@ def test_a_malformed_call_is_answered_with_what_is_wrong(tmp_path):
 
 
 def test_a_blocked_call_gets_a_dummy_a_flagged_one_is_counted_and_a_dropped_one_ends_its_rollout(tmp_path):
-    rules = (RuleConfig("b", '"x"', action="block"), RuleConfig("f", '"y"'), RuleConfig("d", '"z"', "bash", "drop"))
+    rules = (RuleConfig("b", "^x$", action="block"), RuleConfig("f", "^y$"), RuleConfig("d", "^z$", "bash", "drop"))
     turns = {"x": ["x", "a"], "y": ["y", "a"], "z": ["z", "a"]}
     who = lambda rollout: "xyz"[rollout % 3]
     actor = Actor(says=lambda rollout, turn: bash(turns[who(rollout)][turn]) if turn < 2 else [EOS])
