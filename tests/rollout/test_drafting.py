@@ -209,6 +209,27 @@ def driven_greedily(requests):
     return Driver(SIZES, MODEL, weights("random")).finish(requests).tokens
 
 
+def test_an_observation_is_drafted_behind_as_in_a_rollout_that_was_sent_whole():
+    rollout, prompt = 7, [5, 9, 2]
+    free = driven_greedily([(rollout, prompt, 20, dict(temperature=0.0))])[rollout]
+    parks = next(n for n in range(3, 9) if free[n] not in free[:n])
+    settings = dict(temperature=0.0, park=free[parks])
+    driver = Driver(DRAFTING, MODEL, weights("random"))
+    driver.round([(rollout, prompt, WINDOW, settings)])
+    assert driver.parked == {rollout} and driver.tokens[rollout] == free[: parks + 1], "the pass ends where it parks"
+    whole = prompt + driver.tokens[rollout] + [11, 3, 8]
+    fresh = Driver(dataclasses.replace(DRAFTING, ticks=1), MODEL, weights("random"))
+    driver.sizes = fresh.sizes
+    for each in (driver, fresh):
+        each.round([(rollout, whole, WINDOW, dict(temperature=0.0))])
+    assert int(driver.usages[-1].prefilled) < int(fresh.usages[-1].prefilled), "the cache was kept"
+    assert driver.state.drafting.pending[0] == fresh.state.drafting.pending[0] > 0
+    for name in ("row", "index_key"):
+        rows = (getattr(each.state.drafting.caches, name)[0, 0, : len(whole) - 1] for each in (driver, fresh))
+        np.testing.assert_allclose(*rows, atol=2e-5, err_msg=name)
+    assert driver.finish().tokens[rollout][parks + 1 :] == fresh.finish().tokens[rollout]
+
+
 def test_a_rollout_whose_states_were_lost_goes_on_without_drafts(monkeypatch):
     monkeypatch.setattr(slots, "HELD", 4)
     requests = [(i, prompt, 20, dict(temperature=0.0)) for i, (_, prompt, *_) in enumerate(some_requests(3))]
