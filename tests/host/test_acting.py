@@ -93,6 +93,27 @@ def test_a_resumed_run_ends_with_the_same_bits_as_an_unbroken_one(tmp_path, step
     assert final(again, 6) == final(whole, 6)
 
 
+def test_a_call_that_was_under_way_is_made_again_by_a_resumed_run_and_by_no_other(tmp_path):
+    first, second = FakeWorkers(), FakeWorkers()
+    loop = make_loop(tmp_path, plan(**SHAPE), capacity=ROOM, environments=environments(first, TOOLS))
+    rollout = loop.sampling.open(TASKS.train[0], 0, "train")
+    loop.sampling.next_requests()
+    turn = bash("a")
+    loop.sampling.take(Outcome(0, [Sampled(rollout.id, turn, [-1.0] * len(turn), 0, PARKED)], None, {}))
+    assert [do for do, *_ in first.asked] == ["call"]
+    loop.sampling.resume()  # as after a checkpoint of an unbroken run
+    assert len(first.asked) == 1 and loop.sampling.waiting == []
+    state = Actor().init(0)
+    again = make_loop(
+        tmp_path,
+        plan(**SHAPE),
+        capacity=ROOM,
+        environments=environments(second, TOOLS),
+        restored=(state.policy, state.critic, loop._host(False)),
+    )
+    assert second.asked == first.asked and again.sampling.waiting == []
+
+
 def test_an_observation_that_does_not_fit_the_window_ends_the_rollout_there(tmp_path):
     room = replace(ROOM, window=22)
     actor = Actor(says=lambda rollout, turn: bash("a"))
