@@ -11,6 +11,7 @@ VERBS = {
     "eval": "measure pass@1 and pass@k of a trained policy on held-out tasks",
     "generate": "sample completions of prompts from a model on disk",
     "convert": "write a model folder anew, in another dtype or other file sizes",
+    "plan": "compile a config's program for a pod that is not there: memory, costs, fits or not",
     "envs": "check tasks of environments by their gates, run an agent on one",
     "bench": "measure this stack beside others on this machine",
 }

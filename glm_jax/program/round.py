@@ -39,8 +39,11 @@ def run_round(
     """
     device = slots.cancel(state.sampler, inbox.cancel)
     device = slots.send(device, inbox.requests)
-    view = handoff(state.policy.params, setup.model, mesh)
-    device, log, usage = sampler.run(view, setup.model, rollout, device, state.policy.version, state.seed, inbox.depth)
+    version, seed = state.policy.version, state.seed
+    with jax.named_scope("handoff"):
+        view = handoff(state.policy.params, setup.model, mesh)
+    with jax.named_scope("sample"):
+        device, log, usage = sampler.run(view, setup.model, rollout, device, version, seed, inbox.depth)
 
     split = lambda a: jax.lax.with_sharding_constraint(a, layout.rows(mesh, 1)) if a.ndim else a
     batch = jax.tree.map(split, inbox.batch)
@@ -54,7 +57,8 @@ def run_round(
     names = metric_names(critic=state.critic is not None, drafting=setup.learn.draft_depth > 0)
     skip = lambda learners: (learners, zeros(names))
     if learns:
-        learners, metrics = jax.lax.cond(inbox.mode != IDLE, step, skip, learners)
+        with jax.named_scope("learn"):
+            learners, metrics = jax.lax.cond(inbox.mode != IDLE, step, skip, learners)
     else:
         learners, metrics = skip(learners)
     if rollout.on_update == "recompute":

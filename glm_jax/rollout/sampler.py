@@ -79,7 +79,8 @@ def run(
 
 def _tick(view: Transformer, model: ModelConfig, config: RolloutConfig, seed, depth: int, loop: _Loop) -> _Loop:
     state = slots.admit(loop.sampler)
-    state, prefilled = _prefill(view, model, config, depth > 0, state)
+    with jax.named_scope("prefill"):
+        state, prefilled = _prefill(view, model, config, depth > 0, state)
     ready = state.slots.ready
     if depth:
         state, sampled, drafted = _decode_drafts(view, model, depth, state, seed)

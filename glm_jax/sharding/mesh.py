@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from collections.abc import Sequence
 
 import jax
 import numpy as np
@@ -34,12 +35,12 @@ class MeshConfig:
         return [f"{k}={getattr(self, k)} must be at least 1" for k in AXES if getattr(self, k) < 1]
 
 
-def make_mesh(config: MeshConfig) -> Mesh:
-    """A mesh over the first devices. Raises LayoutError where there are too few."""
+def make_mesh(config: MeshConfig, devices: Sequence[jax.Device] | None = None) -> Mesh:
+    """A mesh over the first devices (default: of those at hand). Raises LayoutError where there are too few."""
+    devices = jax.devices() if devices is None else devices
     shape = tuple(getattr(config, axis) for axis in AXES)
-    want, have = math.prod(shape), jax.device_count()
+    want, have = math.prod(shape), len(devices)
     if want > have:
         sizes = " × ".join(f"{a} {n}" for a, n in zip(AXES, shape, strict=True) if n > 1)
         raise LayoutError(f"the mesh ({sizes}) needs {want} devices, {have} are there: lower one of its axes")
-    devices = np.asarray(jax.devices()[:want]).reshape(shape)
-    return Mesh(devices, AXES, axis_types=(AxisType.Auto,) * len(AXES))
+    return Mesh(np.asarray(devices[:want]).reshape(shape), AXES, axis_types=(AxisType.Auto,) * len(AXES))

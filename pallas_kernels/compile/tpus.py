@@ -12,12 +12,13 @@ class Tpu(NamedTuple):
     multiply_adds: int  # of a core per cycle in bfloat16: matrix units x columns² x rows that one takes per cycle
     vmem_mib: int  # of a core
     hbm_bytes: float  # per cycle, of the memory's share of a core
+    clock: float  # Hz
 
 
 def tpu(topology: str, accelerator: str, cores: int, matrix: int, vmem_mib: int, tflops: float, gb_s: float):
     """A chip's peaks per core and cycle, with the clock at which the matrix units reach the TFLOP/s that jax gives."""
     clock = tflops * 1e12 / (2 * matrix)
-    return Tpu(topology, accelerator, cores, matrix, vmem_mib, gb_s * 1e9 / clock)
+    return Tpu(topology, accelerator, cores, matrix, vmem_mib, gb_s * 1e9 / clock, clock)
 
 
 # Matrix units, peak and bandwidth of a core as in jax's table of TPUs. From v6e on a matrix unit takes two rows per
@@ -30,8 +31,12 @@ TPUS = {
 }
 
 
-def environment(device: Tpu, dump: str) -> dict[str, str]:
-    """What a process has to find in its environment, before it imports jax, to compile for the device."""
+def environment(device: Tpu, dump: str | None = None) -> dict[str, str]:
+    """What a process has to find in its environment, before it imports jax, to compile for the device.
+
+    `dump` names a folder for the schedules.
+    """
+    dumps = f"--xla_jf_dump_to={dump} --xla_jf_dump_llo_text=true --xla_mosaic_dump_to={dump}"
     return {
         "JAX_PLATFORMS": "cpu",
         "TPU_SKIP_MDS_QUERY": "1",  # no metadata server outside the cloud
@@ -39,5 +44,5 @@ def environment(device: Tpu, dump: str) -> dict[str, str]:
         "TPU_WORKER_HOSTNAMES": "localhost",
         "ALLOW_MULTIPLE_LIBTPU_LOAD": "true",  # its lock guards a TPU; compiling needs none
         "JAX_ENABLE_COMPILATION_CACHE": "false",  # a cached program leaves no schedule
-        "LIBTPU_INIT_ARGS": f"--xla_jf_dump_to={dump} --xla_jf_dump_llo_text=true --xla_mosaic_dump_to={dump}",
+        "LIBTPU_INIT_ARGS": dumps if dump else "",
     }

@@ -1,0 +1,5 @@
+"""What a plan cannot answer."""
+
+
+class PlanError(ValueError):
+    """A topology, a config or a compiler that gives no plan."""
