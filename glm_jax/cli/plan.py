@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from absl import flags
@@ -19,6 +20,8 @@ def run(argv: Sequence[str]) -> int:
         flags.DEFINE_string("json", None, "also write the plan here", flag_values=values)
         flags.DEFINE_string("picture", None, "also draw the memory here, as PNG", flag_values=values)
         flags.DEFINE_string("program", None, "also write the compiled program here", flag_values=values)
+        segment = "learn from segments of so many tokens (in place of learn.length), though rollouts may be longer"
+        flags.DEFINE_integer("segment", None, segment, flag_values=values)
         flags.DEFINE_float("limit_minutes", 120, "give up after so long", flag_values=values)
 
     command = parse("plan", argv, define, required=("config", "topology"))
@@ -27,7 +30,10 @@ def run(argv: Sequence[str]) -> int:
     from glm_jax.plan import picture, report
 
     values, path = command.flags, lambda name: Path(name) if name else None
-    found = report.plan(read(RunConfig, command.config), values.topology, values.limit_minutes, path(values.program))
+    config = read(RunConfig, command.config)
+    if values.segment:
+        config = replace(config, learn=replace(config.learn, length=values.segment))
+    found = report.plan(config, values.topology, values.limit_minutes, path(values.program))
     print(report.table(found))
     if values.json:
         Path(values.json).write_text(json.dumps(found, indent=1) + "\n")

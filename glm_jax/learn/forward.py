@@ -6,13 +6,16 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
+from glm_jax.model.chunks import chunked
 from glm_jax.model.config import ModelConfig
 from glm_jax.model.heads import log_probs, unembed, values
 from glm_jax.model.norms import wide
 from glm_jax.model.transformer import hidden_states
 from glm_jax.model.weights import Transformer
+from glm_jax.sharding import layout
+from glm_jax.sharding.manual import each_on_its_rows
 
-LOGITS_AT_ONCE = 1 << 24  # elements of [rows, C, V] that exist at once
+LOGITS_AT_ONCE = 1 << 24  # elements of [R, C, V] that exist at once on a device
 
 
 def _before(x: Float[Array, "R C *D"]) -> Float[Array, "R C *D"]:
@@ -33,33 +36,34 @@ def token_logp(
 
     A document's first token has no state before it: its log-prob means nothing and is never trainable.
     """
-    hidden, carried, _ = hidden_states(params, config, tokens, document_ids, train_indexer=train_indexer)
 
-    def of_rows(args):
-        hidden, tokens = args
-        logits = unembed(params, hidden).astype(wide(hidden.dtype))
-        full = lambda value: jnp.full(tokens.shape, value, logits.dtype)
-        logp, every = log_probs(logits, full(temperature or 1.0), full(top_p), tokens)
-        every = jax.lax.stop_gradient(every)
-        return logp, -jnp.sum(jnp.where(every > -jnp.inf, jnp.exp(every) * every, 0.0), axis=-1)
+    def run(params, tokens, document_ids):
+        hidden, carried, _ = hidden_states(params, config, tokens, document_ids, train_indexer=train_indexer)
 
-    args = (_before(hidden), tokens)
-    rows, columns = tokens.shape
-    at_once = max(1, LOGITS_AT_ONCE // (columns * config.vocab_size))
-    if at_once >= rows:
-        logp, entropy = of_rows(args)
-    else:
-        logp, entropy = jax.lax.map(jax.checkpoint(lambda a: jax.tree.map(lambda x: x[0], of_rows(_one(a)))), args)
-    return logp, entropy, carried.kl
+        def of_columns(args):
+            hidden, tokens = args
+            logits = unembed(params, hidden).astype(wide(hidden.dtype))
+            full = lambda value: jnp.full(tokens.shape, value, logits.dtype)
+            logp, every = log_probs(logits, full(temperature or 1.0), full(top_p), tokens)
+            every = jax.lax.stop_gradient(every)
+            return logp, -jnp.sum(jnp.where(every > -jnp.inf, jnp.exp(every) * every, 0.0), axis=-1)
 
+        at_once = max(1, LOGITS_AT_ONCE // (tokens.shape[0] * config.vocab_size))
+        logp, entropy = chunked(of_columns, (_before(hidden), tokens), at_once)
+        return logp, entropy, carried.kl[None]
 
-def _one(args):
-    return jax.tree.map(lambda x: x[None], args)
+    on_rows = each_on_its_rows(run, params, config, layout.LEARN, (0, 0), (0, 0, 0))
+    logp, entropy, kl = on_rows(tokens, document_ids)
+    return logp, entropy, jnp.sum(kl)
 
 
 def state_values(
     params: Transformer, config: ModelConfig, tokens: Int[Array, "R C"], document_ids: Int[Array, "R C"]
 ) -> Float[Array, "R C"]:
     """V of the state before each token."""
-    hidden, _, _ = hidden_states(params, config, tokens, document_ids)
-    return values(params, _before(hidden))
+
+    def run(params, tokens, document_ids):
+        hidden, _, _ = hidden_states(params, config, tokens, document_ids)
+        return values(params, _before(hidden))
+
+    return each_on_its_rows(run, params, config, layout.LEARN, (0, 0), 0)(tokens, document_ids)

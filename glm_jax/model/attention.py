@@ -57,7 +57,7 @@ def init(config: ModelConfig, full: bool) -> Attention:
         kv_norm=Leaf((rank,), (None,), value=1.0),
         k_b=Leaf((heads, rank, nope), ("head", "latent", None), rank),
         v_b=Leaf((heads, rank, value), ("head", "latent", None), rank),
-        o=Leaf((heads, value, dim), ("head", None, "embed"), heads * value),
+        o=Leaf((heads, value, dim), ("head", "value", "embed"), heads * value),
         q_a_bias=bias(q_rank, "latent"),
         kv_a_bias=bias(rank + roped, None),
         o_bias=bias(dim, "embed"),

@@ -48,12 +48,12 @@ def routed_mlp(
             return _one_token(x, expert, weight, valid, gate_up, down)
         plan = layout(expert, valid, experts, block_size(expert, experts))
         if on_the_way:
-            return _combine(_blocked_rows(x, gate_up, down, plan, keep_hidden=False)[0], weight, plan)
+            return combine(_blocked_rows(x, gate_up, down, plan, keep_hidden=False)[0], weight, plan.place)
         return _blocked(x, weight, gate_up, down, plan)
     plan = layout(expert, valid, experts, 1)
-    hidden = jax.lax.ragged_dot(_rows(x, plan.token), gate_up, plan.count)
+    hidden = jax.lax.ragged_dot(take_rows(x, plan.token), gate_up, plan.count)
     gate, up = jnp.split(hidden, 2, axis=-1)
-    return _combine(jax.lax.ragged_dot(jax.nn.silu(gate) * up, down, plan.count), weight, plan)
+    return combine(jax.lax.ragged_dot(jax.nn.silu(gate) * up, down, plan.count), weight, plan.place)
 
 
 def _mlp(x: Float[Array, "n D"], e, gate_up, down):
@@ -96,22 +96,23 @@ def layout(expert: Int[Array, "N k"], valid: Bool[Array, "N"], experts: int, blo
     return Layout(place.reshape(tokens, k), pair // k, pair, of_block, last[-1], count)
 
 
-def _rows(x, token):
+def take_rows(x, token):
+    """Rows of x; zeros for those beyond it."""
     return jnp.take(x, token, axis=0, mode="fill", fill_value=0)
 
 
-def _combine(y: Float[Array, "P D"], weight, plan: Layout) -> Float[Array, "N D"]:
-    """Σ_i weight_i · y[place_i]: a gather per pair, no scatter."""
+def combine(y: Float[Array, "P D"], weight, place: Int[Array, "N k"]) -> Float[Array, "N D"]:
+    """Σ_i weight_i · y[place_i], 0 for places beyond y: a gather per pair, no scatter."""
     out = 0.0
     for i in range(weight.shape[1]):
-        out = out + weight[:, i, None].astype(y.dtype) * _rows(y, plan.place[:, i])
+        out = out + weight[:, i, None].astype(y.dtype) * take_rows(y, place[:, i])
     return out
 
 
 @jax.custom_vjp
 def _blocked(x, weight, gate_up, down, plan: Layout):
     y, _ = _blocked_rows(x, gate_up, down, plan, keep_hidden=False)
-    return _combine(y, weight, plan)
+    return combine(y, weight, plan.place)
 
 
 def _blocked_rows(x, gate_up, down, plan: Layout, keep_hidden: bool):
@@ -121,7 +122,7 @@ def _blocked_rows(x, gate_up, down, plan: Layout, keep_hidden: bool):
 
     def body(i, carry):
         y, hidden = carry
-        out, h = _mlp(_rows(x, token[i]), plan.expert[i], gate_up, down)
+        out, h = _mlp(take_rows(x, token[i]), plan.expert[i], gate_up, down)
         return y.at[i].set(out), hidden.at[i].set(h) if keep_hidden else hidden
 
     y = jnp.zeros((*token.shape, x.shape[1]), x.dtype)
@@ -132,33 +133,33 @@ def _blocked_rows(x, gate_up, down, plan: Layout, keep_hidden: bool):
 
 def _blocked_fwd(x, weight, gate_up, down, plan):
     y, hidden = _blocked_rows(x, gate_up, down, plan, keep_hidden=True)
-    return _combine(y, weight, plan), (x, weight, gate_up, down, plan, y, hidden)
+    return combine(y, weight, plan.place), (x, weight, gate_up, down, plan, y, hidden)
 
 
 def _blocked_bwd(residuals, d_out):
     """Hand-written: autodiff of a loop that slices weights would add a whole weight tensor per block."""
     x, weight, gate_up, down, plan, y, hidden = residuals
     d_weight = jnp.stack(
-        [jnp.sum(d_out * _rows(y, plan.place[:, i]), axis=-1) for i in range(weight.shape[1])], axis=1
+        [jnp.sum(d_out * take_rows(y, plan.place[:, i]), axis=-1) for i in range(weight.shape[1])], axis=1
     ).astype(weight.dtype)
     blocks = plan.expert.shape[0]
     token = plan.token.reshape(blocks, -1)
-    row_weight = _rows(weight.reshape(-1), plan.pair).reshape(blocks, -1).astype(x.dtype)
+    row_weight = take_rows(weight.reshape(-1), plan.pair).reshape(blocks, -1).astype(x.dtype)
 
     def body(i, carry):
         d_x, d_gate_up, d_down = carry
         e = plan.expert[i]
-        d_y = row_weight[i][:, None] * _rows(d_out, token[i])
+        d_y = row_weight[i][:, None] * take_rows(d_out, token[i])
         act, silu_vjp = jax.vjp(lambda gate, up: jax.nn.silu(gate) * up, *jnp.split(hidden[i], 2, axis=-1))
         d_h = jnp.concatenate(silu_vjp(d_y @ down[e].T), axis=-1)
         d_down = d_down.at[e].add(act.T @ d_y)
-        d_gate_up = d_gate_up.at[e].add(_rows(x, token[i]).T @ d_h)
+        d_gate_up = d_gate_up.at[e].add(take_rows(x, token[i]).T @ d_h)
         return d_x.at[i].set(d_h @ gate_up[e].T), d_gate_up, d_down
 
     carry = (jnp.zeros((*token.shape, x.shape[1]), x.dtype), jnp.zeros_like(gate_up), jnp.zeros_like(down))
     d_rows, d_gate_up, d_down = jax.lax.fori_loop(0, plan.used, body, carry)
     d_rows = d_rows.reshape(-1, x.shape[1])
-    d_x = sum(_rows(d_rows, plan.place[:, i]) for i in range(weight.shape[1]))
+    d_x = sum(take_rows(d_rows, plan.place[:, i]) for i in range(weight.shape[1]))
     return d_x, d_weight, d_gate_up, d_down, None
 
 

@@ -15,13 +15,14 @@ from glm_jax.model.moe import mlp, moe
 from glm_jax.model.norms import rms_norm
 from glm_jax.model.schedule import LayerKind
 from glm_jax.model.target import on_cpu
-from glm_jax.model.weights import Layer, Transformer
+from glm_jax.model.weights import Layer, Transformer, gathered
 
 Attend = Callable[[LayerKind, Attention, Any, Any, Any], tuple[Any, Any]]
 
 
 def run_layer(kind: LayerKind, p: Layer, x, state, numbers, *, config: ModelConfig, valid, attend: Attend, trace: bool):
     """h ← h + Attn(RMS(h)); h ← h + MLP(RMS(h)). Returns h, the caller's state, and what was seen (with `trace`)."""
+    p = gathered(p, config, kind)
     out, state = attend(kind, p.attn, rms_norm(x, p.attn_norm, config.rms_norm_eps), state, numbers)
     h = x + out
     normed = rms_norm(h, p.mlp_norm, config.rms_norm_eps)

@@ -8,7 +8,7 @@ from flax import struct
 from jaxtyping import Array, Bool, Float, Int
 
 from glm_jax.model.config import ModelConfig
-from glm_jax.model.experts import routed_mlp
+from glm_jax.model.exchange import routed
 from glm_jax.model.norms import linear, wide
 from glm_jax.model.tree import Leaf
 
@@ -41,8 +41,8 @@ def init_moe(config: ModelConfig) -> Moe:
         router=Leaf((dim, experts), ("embed", None), dim, dtype="float32"),
         bias=Leaf((experts,), (None,), dtype="float32"),
         experts=Mlp(
-            gate_up=Leaf((experts, dim, 2, width), ("expert", "embed", None, "mlp"), dim),
-            down=Leaf((experts, width, dim), ("expert", "mlp", "embed"), width),
+            gate_up=Leaf((experts, dim, 2, width), ("expert", None, None, "expert_width"), dim),
+            down=Leaf((experts, width, dim), ("expert", "expert_width", None), width),
         ),
         shared=init_mlp(dim, width * config.n_shared_experts),
     )
@@ -80,5 +80,5 @@ def moe(
     """Routed and shared experts, and the routes. Tokens that are not `valid` (padding, idle slots) visit no expert."""
     flat = x.reshape(-1, x.shape[-1])
     expert, weight = route(p, config, flat)
-    routed = routed_mlp(flat, expert, weight, valid.reshape(-1), p.experts.gate_up, p.experts.down)
-    return routed.reshape(x.shape) + mlp(p.shared, x), expert.reshape(*x.shape[:2], -1)
+    out = routed(flat, expert, weight, valid.reshape(-1), p.experts.gate_up, p.experts.down)
+    return out.reshape(x.shape) + mlp(p.shared, x), expert.reshape(*x.shape[:2], -1)

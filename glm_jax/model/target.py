@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 from jax.sharding import Mesh
@@ -16,6 +16,10 @@ class Target(NamedTuple):
     mesh: Mesh | None = None  # that batch rows and heads are split over, by these axes
     rows: tuple[str, ...] = ()
     heads: tuple[str, ...] = ()
+    # Where each device is told what to do with its own rows (sharding/manual.py):
+    experts: str | None = None  # the axis that the experts are split over
+    widths: tuple[str, ...] = ()  # and the axes that split each of them
+    gather: Callable[[Any, Any], Any] | None = None  # makes a parameter whole, given its declaration
 
 
 _target: ContextVar[Target | None] = ContextVar("target", default=None)

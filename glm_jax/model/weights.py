@@ -12,7 +12,7 @@ from glm_jax.model.attention import Attention
 from glm_jax.model.config import ModelConfig
 from glm_jax.model.moe import Mlp, Moe, init_mlp, init_moe
 from glm_jax.model.schedule import LayerKind
-from glm_jax.model.target import on_cpu
+from glm_jax.model.target import on_cpu, target
 from glm_jax.model.tree import Leaf
 
 DRAFT_KIND = LayerKind(full=True, sparse=True)
@@ -52,31 +52,49 @@ class Transformer:
     draft: Draft | None  # where the model has one
 
 
+def declare_layer(config: ModelConfig, kind: LayerKind) -> Layer:
+    """One layer's parameters."""
+    dim = config.hidden_size
+    return Layer(
+        attn_norm=Leaf((dim,), (None,), value=1.0),
+        attn=attention.init(config, kind.full),
+        mlp_norm=Leaf((dim,), (None,), value=1.0),
+        mlp=init_moe(config) if kind.sparse else init_mlp(dim, config.intermediate_size),
+    )
+
+
 def abstract(config: ModelConfig, critic: bool = False) -> Transformer:
     """Every parameter declared (shape, logical axes, initialiser)."""
     dim, vocab = config.hidden_size, config.vocab_size
 
-    def layer(kind: LayerKind) -> Layer:
-        return Layer(
-            attn_norm=Leaf((dim,), (None,), value=1.0),
-            attn=attention.init(config, kind.full),
-            mlp_norm=Leaf((dim,), (None,), value=1.0),
-            mlp=init_moe(config) if kind.sparse else init_mlp(dim, config.intermediate_size),
-        )
-
     def draft() -> Draft:
         norm = Leaf((dim,), (None,), value=1.0)
         proj = Leaf((2 * dim, dim), (None, "embed"), 2 * dim)
-        return Draft(embed_norm=norm, hidden_norm=norm, proj=proj, layer=layer(DRAFT_KIND), norm=norm)
+        return Draft(embed_norm=norm, hidden_norm=norm, proj=proj, layer=declare_layer(config, DRAFT_KIND), norm=norm)
 
     return Transformer(
         embed=Leaf((vocab, dim), ("vocab", "embed"), dim),
-        groups=tuple(tuple(tree.stack(layer(k), g.repeats) for k in g.pattern) for g in config.groups),
+        groups=tuple(tuple(tree.stack(declare_layer(config, k), g.repeats) for k in g.pattern) for g in config.groups),
         norm=Leaf((dim,), (None,), value=1.0),
         head=None if critic or config.tie_word_embeddings else Leaf((dim, vocab), ("embed", "vocab"), dim),
         value=Leaf((dim + 1,), (None,)) if critic else None,
         draft=None if critic or not config.num_nextn_predict_layers else draft(),
     )
+
+
+def declared(params: Transformer, config: ModelConfig) -> Transformer:
+    """The declarations of these parameters, in the form that they have: a critic's or not, stacked or one by one."""
+    leaves = abstract(config, critic=params.value is not None)
+    if len(params.groups) == len(config.groups):
+        return leaves
+    one_by_one = [g.pattern for g in config.groups for _ in range(g.repeats)]
+    return leaves.replace(groups=tuple(tuple(declare_layer(config, k) for k in kinds) for kinds in one_by_one))
+
+
+def gathered(params: Layer, config: ModelConfig, kind: LayerKind) -> Layer:
+    """A layer's parameters as its computation wants them, where each device has a part."""
+    gather = target().gather
+    return params if gather is None else tree.map_leaves(gather, declare_layer(config, kind), params)
 
 
 def init(config: ModelConfig, key: jax.Array, critic: bool = False) -> Transformer:

@@ -8,7 +8,6 @@ Source: Leviathan et al. (arXiv 2211.17192).
 
 from __future__ import annotations
 
-from functools import partial
 from typing import NamedTuple
 
 import jax
@@ -16,6 +15,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
 from glm_jax.model import draft
+from glm_jax.model.cache import Caches
 from glm_jax.model.config import ModelConfig
 from glm_jax.model.draft import Drafts
 from glm_jax.model.norms import wide
@@ -23,6 +23,8 @@ from glm_jax.model.weights import Transformer
 from glm_jax.rollout import sampling
 from glm_jax.rollout.sampling import ACCEPT, DRAFT, SAMPLE
 from glm_jax.rollout.slots import Drafting, Slots
+from glm_jax.sharding import layout
+from glm_jax.sharding.manual import each_on_its_rows
 
 
 def prefill(
@@ -30,14 +32,18 @@ def prefill(
     model: ModelConfig,
     drafting: Drafting,
     live: Slots,
-    slot: Int[Array, "P"],
+    slot: tuple[Int[Array, "P"], Int[Array, "P"]],
     hidden: Float[Array, "P S D"],
     start: Int[Array, "P"],
     count: Int[Array, "P"],
 ) -> Drafting:
-    """Draft rows of a chunk of prompts, given the target's states. The last row of a prompt is left pending too."""
+    """Draft rows of a chunk of prompts, given the target's states. The last row of a prompt is left pending too.
+
+    `slot`: the prompts' slots, counted over all devices and from the first of each device.
+    """
+    slot, local = slot
     tokens = _tokens(live.tokens[slot], start + 1, hidden.shape[1])
-    _, caches, _ = draft.extend(view, model, drafting.caches, tokens, hidden, start, count, slot)
+    caches = _extend(view, model, drafting.caches, tokens, hidden, start, count, local)
     last = jnp.take_along_axis(hidden, jnp.maximum(count - 1, 0)[:, None, None], axis=1)[:, 0]
     known = drafting.pending[slot] >= 0
     ends = (count > 0) & known & (start + count == live.length[slot] - 1)
@@ -77,7 +83,7 @@ def run_pending(
     def step(drafting: Drafting) -> Drafting:
         tokens, hidden, start = _pending(drafting, live, width)
         count = jnp.where(behind(drafting), jnp.minimum(drafting.pending, width), 0)
-        _, caches, _ = draft.extend(view, model, drafting.caches, tokens, hidden, start, count)
+        caches = _extend(view, model, drafting.caches, tokens, hidden, start, count)
         held = drafting.hidden
         left = jnp.minimum(jnp.arange(held.shape[1]) + count[:, None], held.shape[1] - 1)
         return Drafting(caches, jnp.take_along_axis(held, left[..., None], axis=1), drafting.pending - count)
@@ -100,13 +106,17 @@ def propose(
     ready = live.ready & (drafting.pending > 0)
     drafting = run_pending(view, model, drafting, live, ready, width, leave=width)
 
-    def pick(step: int, logits):
-        number = sampling.uniform(seed, live.rollout, live.length + step, DRAFT)
-        return sampling.sample(logits.astype(wide(logits.dtype)), live.temperature, live.top_p, number)[0]
+    def run(view, caches, tokens, hidden, start, count, number, temperature, top_p):
+        def pick(step: int, logits):
+            return sampling.sample(logits.astype(wide(logits.dtype)), temperature, top_p, number[:, step])[0]
 
-    tokens, hidden, start = _pending(drafting, live, width)
-    count = jnp.where(ready, drafting.pending, 0)
-    drafts, caches = draft.propose(view, model, drafting.caches, tokens, hidden, start, count, depth, pick=pick)
+        return draft.propose(view, model, caches, tokens, hidden, start, count, depth, pick=pick)
+
+    number = _numbers(seed, live, depth, DRAFT)
+    rows = (*_pending(drafting, live, width), jnp.where(ready, drafting.pending, 0))
+    rows = (*rows, number, live.temperature, live.top_p)
+    on_rows = each_on_its_rows(run, view, model, layout.SAMPLE, (1, *[0] * len(rows)), (0, 1))
+    drafts, caches = on_rows(drafting.caches, *rows)
     offered = jnp.where(ready, jnp.clip(live.limit - live.length - 1, 0, depth), 0)
     return Proposal(drafts, offered), drafting.replace(caches=caches)
 
@@ -130,10 +140,8 @@ def verify(
         log_p = sampling.distribution(logits, *per_row(width))
         q = jnp.exp(sampling.distribution(proposal.drafts.logits.astype(logits.dtype), *per_row(width - 1)))
         p = jnp.exp(log_p)
-        position = live.length[:, None] + jnp.arange(width)
-        number = jax.vmap(partial(sampling.uniform, seed), in_axes=(None, 1, None), out_axes=1)
         of = lambda prob: jnp.take_along_axis(prob, drafted[..., None], axis=-1)[..., 0]
-        kept = leading(number(live.rollout, position[:, :-1], ACCEPT) * of(q) < of(p[:, :-1]))
+        kept = leading(_numbers(seed, live, width - 1, ACCEPT) * of(q) < of(p[:, :-1]))
         at_end = lambda a: jnp.take_along_axis(a, kept[:, None, None], axis=1)[:, 0]
         # A draft layer that has diverged offers NaN: its drafts are never kept, and p is all that is left.
         rest = jnp.where(jnp.isnan(q), p[:, :-1], jnp.maximum(p[:, :-1] - q, 0))
@@ -160,6 +168,18 @@ def hold(drafting: Drafting, hidden: Float[Array, "B W D"], count: Int[Array, "B
         hidden=jnp.where(ran[:, None, None], held, drafting.hidden),
         pending=jnp.where(ran & (drafting.pending >= 0), count, drafting.pending),
     )
+
+
+def _extend(view: Transformer, model: ModelConfig, caches: Caches, *rows: Array) -> Caches:
+    """draft.extend by each device on its slots; the caches alone."""
+    run = lambda view, caches, *rows: draft.extend(view, model, caches, *rows)[1]
+    return each_on_its_rows(run, view, model, layout.SAMPLE, (1, *[0] * len(rows)), 1)(caches, *rows)
+
+
+def _numbers(seed: Int[Array, ""], live: Slots, count: int, purpose: int) -> Float[Array, "B N"]:
+    """Random numbers of the next `count` positions."""
+    at = lambda step: sampling.uniform(seed, live.rollout, live.length + step, purpose)
+    return jax.vmap(at, out_axes=1)(jnp.arange(count))
 
 
 def _pending(drafting: Drafting, live: Slots, width: int):

@@ -10,7 +10,6 @@ import jax.numpy as jnp
 from flax import struct
 from jaxtyping import Array, Float, Int
 
-from glm_jax.model import cache
 from glm_jax.model.config import ModelConfig
 from glm_jax.model.heads import unembed
 from glm_jax.model.norms import wide
@@ -19,6 +18,7 @@ from glm_jax.rollout import drafting, sampling, slots
 from glm_jax.rollout.config import RolloutConfig
 from glm_jax.rollout.requests import GOES_ON, LENGTH, PARKED, STOP, Log
 from glm_jax.rollout.slots import Sampler, Slots
+from glm_jax.sharding import manual
 
 
 @struct.dataclass
@@ -123,19 +123,23 @@ def _prefill(view, model: ModelConfig, config: RolloutConfig, drafts: bool, stat
     At most `config.prefill_steps` steps, so that the slots that are ready wait no longer. With `drafts` also through
     the draft layer. A loop, not a `cond`: its carry updates the caches in place.
     """
-    chunk, live = config.prefill_chunk, state.slots
+    chunk, ways, live = config.prefill_chunk, manual.ways(), state.slots
 
     def step(carry):
         filled, caches, drafted, total, steps = carry
         unfilled = live.replace(filled=filled).unfilled
-        takes, slot = jax.lax.top_k(unfilled.astype(jnp.int32), config.prefill_slots)  # lowest slots first
+        # Of every device's slots the lowest ones first.
+        by_device = unfilled.astype(jnp.int32).reshape(ways, -1)
+        takes, slot = jax.lax.top_k(by_device, -(-config.prefill_slots // ways))
+        takes, local = takes.reshape(-1), slot.reshape(-1)
+        slot = (slot + jnp.arange(ways)[:, None] * by_device.shape[1]).reshape(-1)
         start = filled[slot]
         count = jnp.where(takes > 0, jnp.minimum(live.length[slot] - 1 - start, chunk), 0)
         column = jnp.minimum(start[:, None] + jnp.arange(chunk), config.window - 1)
-        tokens = jnp.take_along_axis(live.tokens[slot], column, axis=1)
-        hidden, caches = cache.extend(view, model, caches, tokens, start, count, slot)
+        tokens = live.tokens[slot[:, None], column]
+        hidden, caches = manual.extend(view, model, caches, tokens, start, count, local)
         if drafts:
-            drafted = drafting.prefill(view, model, drafted, live, slot, hidden, start, count)
+            drafted = drafting.prefill(view, model, drafted, live, (slot, local), hidden, start, count)
         elif drafted is not None:
             place = jnp.where(count > 0, slot, config.slots)
             drafted = drafted.replace(pending=drafted.pending.at[place].set(-1, mode="drop"))
@@ -168,7 +172,7 @@ def _decode(view, model: ModelConfig, state: Sampler, seed) -> tuple[Sampler, _S
     live = state.slots
     ready, last = live.ready, live.length - 1
     tokens = jnp.take_along_axis(live.tokens, last[:, None], axis=1)
-    hidden, caches = cache.extend(view, model, state.caches, tokens, last, ready.astype(jnp.int32))
+    hidden, caches = manual.extend(view, model, state.caches, tokens, last, ready.astype(jnp.int32))
     logits = unembed(view, hidden[:, 0]).astype(wide(hidden.dtype))
     number = sampling.uniform(seed, live.rollout, live.length, sampling.SAMPLE)
     token, logp = sampling.sample(logits, live.temperature, live.top_p, number)
@@ -185,7 +189,7 @@ def _decode_drafts(view, model: ModelConfig, depth: int, state: Sampler, seed):
     last = jnp.take_along_axis(live.tokens, live.length[:, None] - 1, axis=1)
     tokens = jnp.concatenate([last, proposal.drafts.token], axis=1)
     count = jnp.where(live.ready, proposal.offered + 1, 0)
-    hidden, caches = cache.extend(view, model, state.caches, tokens, live.length - 1, count)
+    hidden, caches = manual.extend(view, model, state.caches, tokens, live.length - 1, count)
     logits = unembed(view, hidden).astype(wide(hidden.dtype))
     token, logp, kept = drafting.verify(logits, proposal, live, seed)
     sampled = _Sampled(token, logp, jnp.where(live.ready, _up_to_halt(live, token, kept), 0))

@@ -15,16 +15,18 @@ Rules = dict[str, str | tuple[str, ...] | None]
 # Parameters and optimiser state over everything.
 LEARN: Rules = {
     "embed": ("data", "fsdp"),
-    "vocab": "tensor",
-    "latent": None,
+    "vocab": ("expert", "tensor"),
+    "latent": "expert",
     "head": "tensor",
+    "value": "expert",
     "index_head": "tensor",
-    "mlp": "tensor",
+    "mlp": ("expert", "tensor"),
     "expert": "expert",
+    "expert_width": ("data", "fsdp", "tensor"),
     "layer": None,
 }
-# Experts, heads and widths stay on the devices that have them; what LEARN splits over data and fsdp is gathered.
-SAMPLE: Rules = {**LEARN, "embed": None}
+# The experts, 97 % of the weights, stay where they are, heads and widths over `tensor` too; the rest is gathered.
+SAMPLE: Rules = {**LEARN, "embed": None, "vocab": "tensor", "latent": None, "value": None, "mlp": "tensor"}
 ROWS = ("data", "fsdp", "expert")  # what slots and batch rows are split over
 
 

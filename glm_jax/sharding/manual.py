@@ -1,0 +1,113 @@
+"""Each device on its own rows: the model runs in a `shard_map`, so that what moves between devices is written down.
+
+Rows of a batch and slots meet nowhere but at the experts (model/exchange.py) and in the weights. Those of the learning
+layout are gathered layer by layer, inside what is recomputed, and their gradients scattered as they are summed; those
+of the sampling layout are where they are wanted. The `tensor` axis stays with the partitioner.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+from jax.sharding import PartitionSpec
+from jaxtyping import Array, Float, Int
+
+from glm_jax.model import cache, tree, weights
+from glm_jax.model.cache import Caches
+from glm_jax.model.config import ModelConfig
+from glm_jax.model.target import target, tracing_for
+from glm_jax.model.weights import Transformer
+from glm_jax.sharding import layout
+
+KEPT = ("expert",)  # the logical axes of which each device keeps its part
+# Outside of the layers, which gather their own:
+ENDS, DRAFT_ENDS = ("embed", "norm", "head", "value"), ("embed_norm", "hidden_norm", "proj", "norm")
+
+
+def ways() -> int:
+    """Devices that split the rows of what is traced now."""
+    mesh, count = target().mesh, 1
+    for axis in target().rows if mesh is not None else ():
+        count *= mesh.shape[axis]
+    return count
+
+
+def each_on_its_rows(
+    run: Callable, params: Transformer, config: ModelConfig, rules: layout.Rules, split: Sequence[int], results: Any
+) -> Callable:
+    """`run(params, *arrays)` as a function of the arrays, run by each device on its own rows.
+
+    `params` lie by `rules`. `split` and `results` tell the dimension of rows of each argument and result. Without a
+    mesh it is `run` itself.
+    """
+    where = target()
+    if ways() == 1:
+        return lambda *arrays: run(params, *arrays)
+    # All axes, where no other one has a size: then nothing is left to the partitioner.
+    every = where.mesh.size == ways()
+    manual = tuple(axis for axis in where.mesh.axis_names if every or axis in where.rows)
+    leaves = weights.declared(params, config)
+
+    def among(axis: str | None) -> tuple[str, ...]:
+        over = rules[axis] if axis else None
+        return tuple(a for a in ((over,) if isinstance(over, str) else over or ()) if a in manual)
+
+    def gather(leaf: tree.Leaf, a: Array) -> Array:
+        for dimension, axis in enumerate(leaf.axes):
+            if axis not in KEPT and among(axis):
+                a = jax.lax.all_gather(a, among(axis), axis=dimension, tiled=True)
+        return a
+
+    if rules is layout.SAMPLE:
+        how = dict(widths=among("expert_width"))
+    else:
+        how = dict(gather=gather)
+
+    flat, structure = jax.tree.flatten(params)
+    places = [PartitionSpec(*map(among, leaf.axes)) for leaf in jax.tree.leaves(leaves, is_leaf=tree.is_leaf)]
+    rows = lambda dimension: PartitionSpec(*[None] * dimension, where.rows)
+
+    def on_one(flat, *arrays):
+        mine = jax.tree.unflatten(structure, flat)
+        if rules is not layout.SAMPLE:
+            mine = _whole(gather, leaves, mine, ENDS)
+            if mine.draft is not None:
+                mine = mine.replace(draft=_whole(gather, leaves.draft, mine.draft, DRAFT_ENDS))
+        with tracing_for(where.platform, mesh=where.mesh, heads=where.heads, experts="expert", **how):
+            return run(mine, *arrays)
+
+    on_each = jax.shard_map(
+        on_one,
+        mesh=where.mesh,
+        in_specs=(places, *map(rows, split)),
+        out_specs=jax.tree.map(rows, results),
+        axis_names=set(manual),
+        check_vma=False,
+    )
+    return lambda *arrays: on_each(flat, *arrays)
+
+
+def _whole(gather: Callable, leaves: Any, params: Any, names: Sequence[str]) -> Any:
+    found = {name: tree.map_leaves(gather, getattr(leaves, name), getattr(params, name)) for name in names}
+    return params.replace(**found)
+
+
+def extend(
+    view: Transformer,
+    config: ModelConfig,
+    caches: Caches,
+    tokens: Int[Array, "B S"],
+    start: Int[Array, "B"],
+    count: Int[Array, "B"],
+    slot: Int[Array, "B"] | None = None,
+) -> tuple[Float[Array, "B S D"], Caches]:
+    """cache.extend by each device on its slots. `slot` counts from the device's first one."""
+
+    def run(view, caches, *rows):
+        return cache.extend(view, config, caches, *rows)
+
+    rows = (tokens, start, count) if slot is None else (tokens, start, count, slot)
+    split = (1, *[0] * len(rows))
+    return each_on_its_rows(run, view, config, layout.SAMPLE, split, (0, 1))(caches, *rows)
