@@ -10,7 +10,7 @@ from glm_jax.cli.flags import parse
 
 
 def run(argv: Sequence[str]) -> int:
-    """Trains; with --dry_run prints the config as it was read and what the state will take, and stops there."""
+    """Trains; with --dry_run prints the config as it was read and what it will take of memory, and stops there."""
 
     def define(values: flags.FlagValues) -> None:
         flags.DEFINE_bool("dry_run", False, "print the resolved config and the memory estimate", flag_values=values)
@@ -38,12 +38,18 @@ def _dry(argv: Sequence[str]) -> bool:
 
 
 def _memory(config: object) -> str:
-    """The state's parts in MiB, on all devices together."""
+    """What the program takes of each device, as far as shapes tell it."""
+    import jax
+
     from glm_jax.data.tokenizer import tokenizer_of
     from glm_jax.host import compose
+    from glm_jax.plan import program
 
-    program = compose.make_program(config, compose.model_config(config, tokenizer_of(config.model.path)))
-    parts = compose.memory(program)
-    devices = program.mesh.size
-    rows = [f"  {name:<18} {size / 2**20:12.1f} MiB" for name, size in (*parts.items(), ("all", sum(parts.values())))]
-    return "\n".join([f"memory of the state over {devices} device(s), activations and scratch apart:", *rows])
+    built = compose.make_program(config, compose.model_config(config, tokenizer_of(config.model.path)))
+    state, _ = program.arguments(built, config)
+    parts = {**program.state_bytes(state), "activations": program.activation_bytes(built, config)}
+    rows = [f"  {name:<12} {size / 2**20:12.1f} MiB" for name, size in (*parts.items(), ("all", sum(parts.values())))]
+    where = (
+        f"on each of {built.mesh.size} devices" if built.mesh.size > 1 else f"on one device ({jax.default_backend()})"
+    )
+    return "\n".join([f"memory {where}, the compiler's temporaries apart (glm-jax plan tells them):", *rows])

@@ -127,16 +127,6 @@ def make_pool(config: RunConfig) -> RewardPool | Pool:
     return RewardPool(config.tasks.reward, reward.workers, reward.time_limit, (reward.low, reward.high))
 
 
-def memory(program: Program) -> dict[str, int]:
-    """Bytes of the state on all devices together, by part. Activations and XLA's scratch come on top."""
-    state = jax.eval_shape(program.init, 0)
-    parts = {"policy parameters": state.policy.params, "policy optimizer": state.policy.opt_state}
-    if state.critic is not None:
-        parts |= {"critic parameters": state.critic.params, "critic optimizer": state.critic.opt_state}
-    parts["sampler caches"] = (state.sampler.caches, state.sampler.drafting)
-    return {name: sum(x.size * x.dtype.itemsize for x in jax.tree.leaves(tree)) for name, tree in parts.items()}
-
-
 def without_critic(learn: LearnConfig) -> LearnConfig:
     """For programs that only sample."""
     return dataclasses.replace(learn, advantage="running_mean")

@@ -25,6 +25,8 @@ from glm_jax.model import draft
 from glm_jax.model.heads import unembed
 from glm_jax.model.norms import wide
 from glm_jax.model.transformer import hidden_states
+from glm_jax.sharding import layout
+from glm_jax.sharding.manual import each_on_its_rows
 
 METRICS = (
     "draft/loss",
@@ -58,36 +60,42 @@ def update(
 def _loss(params, tokens: Int[Array, "R C"], document_ids: Int[Array, "R C"], trainable, setup: Setup, kind: str):
     """Sum over the states from which all depths are labelled with trainable tokens, and figures summed likewise."""
     model, depth = setup.model, setup.learn.draft_depth
-    hidden = jax.lax.stop_gradient(hidden_states(params, model, tokens, document_ids)[0])
     train_indexer = setup.learn.indexer_kl > 0
-    drafted, kl = draft.unroll(params, model, tokens, hidden, document_ids, depth, train_indexer)
-    counted = labelled(document_ids, trainable, depth)
 
-    def of_rows(args):
-        hidden, drafted, tokens, counted = args
-        target = jax.lax.stop_gradient(jax.nn.log_softmax(unembed(params, hidden).astype(wide(hidden.dtype))))
-        kept, total, overlap, length = 1.0, 0.0, 0.0, 1.0
-        for step in range(depth):
-            log_q = jax.nn.log_softmax(unembed(params, drafted[:, step]).astype(target.dtype))
-            alpha = _overlap(jnp.exp(_left(target, step + 1)), log_q)
-            kept = kept * alpha
-            overlap, length = overlap + alpha / depth, length + kept
-            label = _left(tokens, step + 2)[..., None]
-            total = total - jnp.take_along_axis(log_q, label, axis=-1)[..., 0] / depth
-        total = total if kind == "ce" else 1.0 - (length - 1.0) / depth
-        return [masked.total(x, counted) for x in (total, overlap, length)]
+    def run(params, tokens, document_ids, trainable):
+        hidden = jax.lax.stop_gradient(hidden_states(params, model, tokens, document_ids)[0])
+        drafted, kl = draft.unroll(params, model, tokens, hidden, document_ids, depth, train_indexer)
+        counted = labelled(document_ids, trainable, depth)
 
-    args = (hidden, drafted.swapaxes(0, 1), tokens, counted)
-    if 2 * tokens.size * model.vocab_size <= LOGITS_AT_ONCE:
-        sums = of_rows(args)
-    else:
-        one = lambda a: of_rows(jax.tree.map(lambda x: x[None], a))
-        sums = [jnp.sum(x) for x in jax.lax.map(jax.checkpoint(one), args)]
-    seen = dict(zip(("draft/loss", "draft/overlap", "draft/length"), sums, strict=True))
-    seen |= {_COUNT: jnp.sum(counted, dtype=jnp.float32), "draft/grad_norm": jnp.zeros(())}
+        def of_rows(args):
+            hidden, drafted, tokens, counted = args
+            target = jax.lax.stop_gradient(jax.nn.log_softmax(unembed(params, hidden).astype(wide(hidden.dtype))))
+            kept, total, overlap, length = 1.0, 0.0, 0.0, 1.0
+            for step in range(depth):
+                log_q = jax.nn.log_softmax(unembed(params, drafted[:, step]).astype(target.dtype))
+                alpha = _overlap(jnp.exp(_left(target, step + 1)), log_q)
+                kept = kept * alpha
+                overlap, length = overlap + alpha / depth, length + kept
+                label = _left(tokens, step + 2)[..., None]
+                total = total - jnp.take_along_axis(log_q, label, axis=-1)[..., 0] / depth
+            total = total if kind == "ce" else 1.0 - (length - 1.0) / depth
+            return jnp.stack([masked.total(x, counted) for x in (total, overlap, length)])
+
+        args = (hidden, drafted.swapaxes(0, 1), tokens, counted)
+        if 2 * tokens.size * model.vocab_size <= LOGITS_AT_ONCE:
+            sums = of_rows(args)
+        else:
+            one = lambda a: of_rows(jax.tree.map(lambda x: x[None], a))
+            sums = jnp.sum(jax.lax.map(jax.checkpoint(one), args), axis=0)
+        seen = jnp.stack([jnp.sum(counted), jnp.sum(document_ids > 0)]).astype(sums.dtype)
+        return jnp.concatenate([sums, seen, kl[None]])[None]
+
+    on_rows = each_on_its_rows(run, params, model, layout.LEARN, (0, 0, 0), 0)
+    total, overlap, length, count, held, kl = jnp.sum(on_rows(tokens, document_ids, trainable), axis=0)
+    seen = {"draft/loss": total, "draft/overlap": overlap, "draft/length": length, _COUNT: count}
+    seen["draft/grad_norm"] = jnp.zeros(())
     # The indexer learns from every token, as in SFT.
-    share = jnp.sum(counted) / jnp.maximum(jnp.sum(document_ids > 0), 1)
-    objective = sums[0] + setup.learn.indexer_kl * kl * share.astype(kl.dtype)
+    objective = total + setup.learn.indexer_kl * kl * count / jnp.maximum(held, 1)
     return objective, {k: jax.lax.stop_gradient(v).astype(jnp.float32) for k, v in seen.items()}
 
 

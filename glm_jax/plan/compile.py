@@ -29,7 +29,7 @@ def compiled(config: RunConfig, on: machine.Machine, text: Path | None) -> dict:
     devices = machine.devices(on)
     built = program.program_of(config, devices)
     state, inbox = program.arguments(built, config)
-    found = {"devices": built.mesh.size, "state": program.state_bytes(built, state)}
+    found = {"devices": built.mesh.size, "state": program.state_bytes(state)}
     LOG.info("tracing what the backward pass keeps")
     found["activations"] = program.activation_bytes(built, config)
     found["activations_with_remat"] = program.activation_bytes(built, config, remat=True)

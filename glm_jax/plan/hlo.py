@@ -116,11 +116,13 @@ def _parentheses(text: str, start: int) -> Iterator[int]:
 
 
 def trips(program: Program, where: Computation, loop: Instruction) -> int | None:
-    """How often a while loop's body runs, if the program says: of `i < n` or `i >= n` with i counted by one."""
+    """How often a while loop's body runs, if the program says so: outright, or by a test `i < n` or `i >= n`."""
+    if known := re.search(r'"known_trip_count":\{"n":"(\d+)"', loop.attributes):
+        return int(known[1])
     condition = re.search(r"condition=%?([\w.-]+)", loop.attributes)[1]
     test = program.computations[condition]
     root = test.instructions[test.root]
-    if root.op != "compare" or len(root.operands) != 2:
+    if root.op != "compare":
         return None
     counter, bound = (test.instructions[name] for name in root.operands)
     index = re.search(r"index=(\d+)", counter.attributes)

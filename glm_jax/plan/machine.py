@@ -82,8 +82,9 @@ def read(text: str) -> Machine:
     machine = Machine(family, shape)
     if machine.is_tpu:
         like = tpus.TPUS[family].topology
-        if len(sizes) != like.count("x") + 1:
-            raise PlanError(f"--topology={text}: a slice of {family} has {like.count('x') + 1} sides, as in {like}")
+        sides = like.partition(":")[2].count("x") + 1
+        if len(sizes) != sides:
+            raise PlanError(f"--topology={text}: a slice of {family} has {sides} sides, as in {like}")
     elif len(sizes) != 2 or sizes[1] != str(HOST_GPUS):
         raise PlanError(f"--topology={text}: write {family}:HOSTSx{HOST_GPUS}, whole hosts of {HOST_GPUS} GPUs")
     return machine

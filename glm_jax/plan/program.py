@@ -56,7 +56,7 @@ def inbox(config: RunConfig) -> Inbox:
     )
 
 
-def state_bytes(program: Program, state: RunState) -> dict[str, int]:
+def state_bytes(state: RunState) -> dict[str, int]:
     """Of one device, by part. Slots and queue count to the caches."""
     parts: dict[str, Any] = {"weights": state.policy.params, "optimizer": state.policy.opt_state}
     parts["critic"] = state.critic

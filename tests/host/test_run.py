@@ -173,7 +173,12 @@ def test_eval_agrees_about_a_workdir_and_the_folder_that_it_exported(place, whol
 def test_a_dry_run_prints_the_config_and_the_memory(place):
     found = call(place, "train", "--dry_run", "--config.rl.steps=9")
     assert found.returncode == 0, found.stderr
-    assert "rl.steps = 9" in found.stdout and "critic optimizer" in found.stdout and "MiB" in found.stdout
+    assert (
+        "rl.steps = 9" in found.stdout
+        and "optimizer" in found.stdout
+        and "activations" in found.stdout
+        and "MiB" in found.stdout
+    )
 
 
 REWARDS = {

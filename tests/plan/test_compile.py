@@ -1,0 +1,55 @@
+"""A cut of GLM-5.2 (every kind of layer, the draft layer) compiled as a round for TPUs that are not there."""
+
+from __future__ import annotations
+
+import json
+
+import jax
+import pytest
+
+from glm_jax.cli.main import main
+from glm_jax.plan import cost
+
+pytestmark = pytest.mark.compile
+
+CONFIG = """
+from glm_jax.config.strict import default_config
+from glm_jax.host.config import RunConfig
+
+
+def get_config():
+    config = default_config(RunConfig)
+    config.model.preset = "small"
+    config.model.changes = {
+        "num_hidden_layers": 6,
+        "indexer_types": ("full", "shared", "full", "shared", "full", "shared"),
+        "mlp_layer_types": ("dense", "sparse", "sparse", "sparse", "sparse", "sparse"),
+        "num_nextn_predict_layers": 1,
+        "dtype": "bfloat16",
+        "remat": True,
+    }
+    config.mesh.fsdp, config.mesh.expert = 2, 2
+    config.rollout.slots, config.rollout.window, config.rollout.ticks = 4, 2048, 8
+    config.rollout.queue, config.rollout.requests = 4, 4
+    config.rollout.prefill_slots, config.rollout.prefill_chunk = 4, 16
+    config.learn.rows, config.learn.length = 4, 2048
+    config.rl.steps, config.rl.batch = 1, 4
+    config.rl.policy_lr.peak = config.rl.critic_lr.peak = 1e-5
+    return config
+"""
+
+
+def test_a_cut_fits_a_small_slice_and_its_experts_trade_tokens_within_their_axis(tmp_path, capsys):
+    (tmp_path / "cut.py").write_text(CONFIG)
+    flags = [f"--{name}={tmp_path / file}" for name, file in (("config", "cut.py"), ("json", "plan.json"))]
+    assert main(["plan", *flags, "--topology=v5e:2x2", f"--picture={tmp_path / 'plan.png'}"]) == 0
+    plan = json.loads((tmp_path / "plan.json").read_text())
+    assert plan["fits"] and plan["devices"] == 4
+    assert sum(plan["parts_gib"].values()) == pytest.approx(plan["hbm_gib_per_chip"])
+    assert {cost.TICK, cost.PREFILL, cost.LEARN} <= set(plan["phases"])
+    for name in (cost.TICK, cost.PREFILL, cost.LEARN):
+        axes = {row["axes"] for row in plan["phases"][name]["collectives"] if row["kind"] == "all-to-all"}
+        assert axes == {"expert"}, name
+        assert plan["phases"][name]["flops"] > 0
+    assert "v5e:2x2, 4 devices (fsdp 2 × expert 2): fits" in capsys.readouterr().out
+    assert jax.default_backend() == "cpu"
