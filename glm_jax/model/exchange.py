@@ -1,4 +1,4 @@
-"""Experts on other devices: tokens travel to them and back by all-to-all within a mesh axis, and none is dropped.
+"""MLPs on other devices: tokens travel to their experts and back by all-to-all within a mesh axis, none is dropped.
 
 A device sends to each other one up to `capacity` of its (token, expert) pairs at a time. That is enough where experts
 are about equally popular; where they are not, it takes more rounds, as many as the fullest pair of devices needs.
@@ -7,6 +7,7 @@ are about equally popular; where they are not, it takes more rounds, as many as 
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from functools import partial
 from typing import NamedTuple
 
@@ -35,20 +36,23 @@ def routed(
     gate_up: Float[Array, "E D 2 I"],
     down: Float[Array, "E I D"],
 ) -> Float[Array, "N D"]:
-    """experts.routed_mlp, where this device has E of the experts, and of their widths I.
-
-    Which axes split them is told by the target; other devices' tokens are theirs.
-    """
+    """experts.routed_mlp where the target's axis splits the experts, of which this device has E."""
     where = target()
-    if where.experts is None:
+    if where.experts is None or jax.lax.axis_size(where.experts) == 1:
         return routed_mlp(x, expert, weight, valid, gate_up, down)
-    if where.widths:
-        every = partial(jax.lax.all_gather, axis_name=where.widths, axis=0, tiled=True)
-        x, expert, weight, valid = map(every, (x, expert, weight, valid))
-    out = _exchanged(x, expert, weight, valid, gate_up, down, where.experts)
-    if where.widths:
-        out = jax.lax.psum_scatter(out, where.widths, scatter_dimension=0, tiled=True)
-    return out
+    return _exchanged(x, expert, weight, valid, gate_up, down, where.experts, where.rows)
+
+
+def over_widths(mlp: Callable[..., Array], *rows: Array) -> Array:
+    """`mlp(*rows)` where the target's axes split its width: a part of it for all their rows, then its own rows' sum.
+
+    Rows stand first in arguments and result.
+    """
+    axes = target().widths
+    if not axes:
+        return mlp(*rows)
+    out = mlp(*(jax.lax.all_gather(a, axes, axis=0, tiled=True) for a in rows))
+    return jax.lax.psum_scatter(out, axes, scatter_dimension=0, tiled=True)
 
 
 def capacity(pairs: int, devices: int) -> int:
@@ -57,16 +61,15 @@ def capacity(pairs: int, devices: int) -> int:
     return min(pairs, math.ceil(mean + 4 * math.sqrt(mean) + 2))
 
 
-def _exchanged(x, expert, weight, valid, gate_up, down, axis: str):
+def _exchanged(x, expert, weight, valid, gate_up, down, axis: str, in_step: tuple[str, ...]):
     devices, here = jax.lax.axis_size(axis), gate_up.shape[0]
-    if devices == 1:
-        return routed_mlp(x, expert, weight, valid, gate_up, down)
     size = capacity(expert.size, devices)
     device = jnp.where(valid[:, None], expert // here, -1)
     to_each = device.reshape(-1, 1) == jnp.arange(devices)
     running = jnp.cumsum(to_each.astype(jnp.int32), axis=0)
     rank = jnp.sum(jnp.where(to_each, running - 1, 0), axis=1).reshape(device.shape)
-    rounds = jax.lax.pmax(-(-jnp.max(running[-1]) // size), axis)
+    # Along every axis, not that of the experts alone: what the partitioner adds to a round is for all devices.
+    rounds = jax.lax.pmax(-(-jnp.max(running[-1]) // size), in_step)
     return _in_rounds(axis, size, x, weight, gate_up, down, Route(expert % here, device, rank, rounds))
 
 

@@ -63,12 +63,12 @@ def _serve(run: Callable, arguments: tuple, split: list[tuple], split_results: l
         except NotImplementedError:
             return run(*arguments, backend="xla")
 
-    if where.mesh is None or _ways((*where.rows, *where.heads)) == 1:
+    # On a device's own rows only heads are left to split, in the mesh of the shard_map around.
+    rows = () if where.experts else where.rows
+    if where.mesh is None or _ways((*rows, *where.heads)) == 1:
         return on_one_device(*arguments)
-    # Within a shard_map over the rows only heads are left to split, and the mesh is that one's.
-    inside = where.experts is not None
-    how = dict(axis_names=set(where.heads)) if inside else dict(mesh=where.mesh)
-    axes = {"rows": where.rows, "heads": where.heads, None: None}
+    how = dict(axis_names=set(where.heads)) if where.experts else dict(mesh=where.mesh)
+    axes = {"rows": rows, "heads": where.heads, None: None}
     spec = lambda dimensions: PartitionSpec(*(axes[d] for d in dimensions))
     return jax.shard_map(
         on_one_device,

@@ -11,6 +11,7 @@ import jax.numpy as jnp
 
 from glm_jax.model.attention import Attention
 from glm_jax.model.config import ModelConfig
+from glm_jax.model.exchange import over_widths
 from glm_jax.model.moe import mlp, moe
 from glm_jax.model.norms import rms_norm
 from glm_jax.model.schedule import LayerKind
@@ -26,7 +27,7 @@ def run_layer(kind: LayerKind, p: Layer, x, state, numbers, *, config: ModelConf
     out, state = attend(kind, p.attn, rms_norm(x, p.attn_norm, config.rms_norm_eps), state, numbers)
     h = x + out
     normed = rms_norm(h, p.mlp_norm, config.rms_norm_eps)
-    out, routes = moe(p.mlp, config, normed, valid) if kind.sparse else (mlp(p.mlp, normed), None)
+    out, routes = moe(p.mlp, config, normed, valid) if kind.sparse else (over_widths(partial(mlp, p.mlp), normed), None)
     seen = (x, routes, state.selection if kind.full else None) if trace else None
     return h + out, state, seen
 

@@ -8,7 +8,7 @@ from flax import struct
 from jaxtyping import Array, Bool, Float, Int
 
 from glm_jax.model.config import ModelConfig
-from glm_jax.model.exchange import routed
+from glm_jax.model.exchange import over_widths, routed
 from glm_jax.model.norms import linear, wide
 from glm_jax.model.tree import Leaf
 
@@ -48,7 +48,7 @@ def init_moe(config: ModelConfig) -> Moe:
     )
 
 
-def mlp(p: Mlp, x: Float[Array, "B S D"]) -> Float[Array, "B S D"]:
+def mlp(p: Mlp, x: Float[Array, "*B D"]) -> Float[Array, "*B D"]:
     hidden = linear(x, p.gate_up)
     return linear(jax.nn.silu(hidden[..., 0, :]) * hidden[..., 1, :], p.down)
 
@@ -80,5 +80,9 @@ def moe(
     """Routed and shared experts, and the routes. Tokens that are not `valid` (padding, idle slots) visit no expert."""
     flat = x.reshape(-1, x.shape[-1])
     expert, weight = route(p, config, flat)
-    out = routed(flat, expert, weight, valid.reshape(-1), p.experts.gate_up, p.experts.down)
-    return out.reshape(x.shape) + mlp(p.shared, x), expert.reshape(*x.shape[:2], -1)
+
+    def both(flat, expert, weight, valid):
+        return routed(flat, expert, weight, valid, p.experts.gate_up, p.experts.down) + mlp(p.shared, flat)
+
+    out = over_widths(both, flat, expert, weight, valid.reshape(-1))
+    return out.reshape(x.shape), expert.reshape(*x.shape[:2], -1)

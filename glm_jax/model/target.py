@@ -16,7 +16,7 @@ class Target(NamedTuple):
     mesh: Mesh | None = None  # that batch rows and heads are split over, by these axes
     rows: tuple[str, ...] = ()
     heads: tuple[str, ...] = ()
-    # Where each device is told what to do with its own rows (sharding/manual.py):
+    # Where each device works on its own rows (sharding/manual.py):
     experts: str | None = None  # the axis that the experts are split over
     widths: tuple[str, ...] = ()  # and the axes that split each of them
     gather: Callable[[Any, Any], Any] | None = None  # makes a parameter whole, given its declaration

@@ -12,6 +12,7 @@ from glm_jax.sharding.mesh import LayoutError
 
 Rules = dict[str, str | tuple[str, ...] | None]
 
+WIDTHS = ("data", "fsdp", "tensor")  # what splits an MLP in sampling
 # Parameters and optimiser state over everything.
 LEARN: Rules = {
     "embed": ("data", "fsdp"),
@@ -22,11 +23,11 @@ LEARN: Rules = {
     "index_head": "tensor",
     "mlp": ("expert", "tensor"),
     "expert": "expert",
-    "expert_width": ("data", "fsdp", "tensor"),
+    "expert_width": WIDTHS,
     "layer": None,
 }
-# The experts, 97 % of the weights, stay where they are, heads and widths over `tensor` too; the rest is gathered.
-SAMPLE: Rules = {**LEARN, "embed": None, "vocab": "tensor", "latent": None, "value": None, "mlp": "tensor"}
+# The experts, 97 % of the weights, stay where they are; the other MLPs join them, the rest is gathered but for heads.
+SAMPLE: Rules = {**LEARN, "embed": None, "vocab": "tensor", "latent": None, "value": None, "mlp": WIDTHS}
 ROWS = ("data", "fsdp", "expert")  # what slots and batch rows are split over
 
 

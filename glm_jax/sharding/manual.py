@@ -7,6 +7,7 @@ of the sampling layout are where they are wanted. The `tensor` axis stays with t
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -27,11 +28,9 @@ ENDS, DRAFT_ENDS = ("embed", "norm", "head", "value"), ("embed_norm", "hidden_no
 
 
 def ways() -> int:
-    """Devices that split the rows of what is traced now."""
-    mesh, count = target().mesh, 1
-    for axis in target().rows if mesh is not None else ():
-        count *= mesh.shape[axis]
-    return count
+    """Devices that split the rows of what is traced now; 1 for a device on its own rows."""
+    where = target()
+    return 1 if where.mesh is None or where.experts else math.prod(where.mesh.shape[axis] for axis in where.rows)
 
 
 def each_on_its_rows(
@@ -75,7 +74,7 @@ def each_on_its_rows(
             mine = _whole(gather, leaves, mine, ENDS)
             if mine.draft is not None:
                 mine = mine.replace(draft=_whole(gather, leaves.draft, mine.draft, DRAFT_ENDS))
-        with tracing_for(where.platform, mesh=where.mesh, heads=where.heads, experts="expert", **how):
+        with tracing_for(**{**where._asdict(), "experts": "expert", **how}):
             return run(mine, *arrays)
 
     on_each = jax.shard_map(
