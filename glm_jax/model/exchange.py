@@ -25,7 +25,7 @@ class Route(NamedTuple):
     expert: Int[Array, "N k"]  # among those of its device
     device: Int[Array, "N k"]  # -1: the token is not valid
     rank: Int[Array, "N k"]  # among the pairs that go to the same device
-    rounds: Int[Array, ""]  # of the exchange, equal on all devices
+    rounds: Int[Array, ""]  # of the exchange, equal on all devices of the axis
 
 
 def routed(
@@ -40,7 +40,7 @@ def routed(
     where = target()
     if where.experts is None or jax.lax.axis_size(where.experts) == 1:
         return routed_mlp(x, expert, weight, valid, gate_up, down)
-    return _exchanged(x, expert, weight, valid, gate_up, down, where.experts, where.rows)
+    return _exchanged(x, expert, weight, valid, gate_up, down, where.experts)
 
 
 def over_widths(mlp: Callable[..., Array], *rows: Array) -> Array:
@@ -61,15 +61,14 @@ def capacity(pairs: int, devices: int) -> int:
     return min(pairs, math.ceil(mean + 4 * math.sqrt(mean) + 2))
 
 
-def _exchanged(x, expert, weight, valid, gate_up, down, axis: str, in_step: tuple[str, ...]):
+def _exchanged(x, expert, weight, valid, gate_up, down, axis: str):
     devices, here = jax.lax.axis_size(axis), gate_up.shape[0]
     size = capacity(expert.size, devices)
     device = jnp.where(valid[:, None], expert // here, -1)
     to_each = device.reshape(-1, 1) == jnp.arange(devices)
     running = jnp.cumsum(to_each.astype(jnp.int32), axis=0)
     rank = jnp.sum(jnp.where(to_each, running - 1, 0), axis=1).reshape(device.shape)
-    # Along every axis, not that of the experts alone: what the partitioner adds to a round is for all devices.
-    rounds = jax.lax.pmax(-(-jnp.max(running[-1]) // size), in_step)
+    rounds = jax.lax.pmax(-(-jnp.max(running[-1]) // size), axis)
     return _in_rounds(axis, size, x, weight, gate_up, down, Route(expert % here, device, rank, rounds))
 
 

@@ -63,16 +63,13 @@ def _serve(run: Callable, arguments: tuple, split: list[tuple], split_results: l
         except NotImplementedError:
             return run(*arguments, backend="xla")
 
-    # On a device's own rows only heads are left to split, in the mesh of the shard_map around.
-    rows = () if where.experts else where.rows
-    if where.mesh is None or _ways((*rows, *where.heads)) == 1:
+    if where.mesh is None or where.mesh.size == 1 or where.experts:  # the last: a device on its own rows already
         return on_one_device(*arguments)
-    how = dict(axis_names=set(where.heads)) if where.experts else dict(mesh=where.mesh)
-    axes = {"rows": rows, "heads": where.heads, None: None}
+    axes = {"rows": where.rows, "heads": where.heads, None: None}
     spec = lambda dimensions: PartitionSpec(*(axes[d] for d in dimensions))
     return jax.shard_map(
         on_one_device,
-        **how,
+        mesh=where.mesh,
         in_specs=tuple(map(spec, split)),
         out_specs=tuple(map(spec, split_results)),
         check_vma=False,  # a kernel's results do not say over which axes they vary

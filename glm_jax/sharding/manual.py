@@ -2,7 +2,8 @@
 
 Rows of a batch and slots meet nowhere but at the experts (model/exchange.py) and in the weights. Those of the learning
 layout are gathered layer by layer, inside what is recomputed, and their gradients scattered as they are summed; those
-of the sampling layout are where they are wanted. The `tensor` axis stays with the partitioner.
+of the sampling layout are where they are wanted. Meshes with a `tensor` axis are left to XLA's partitioner: the
+collectives that it adds are for all devices, and devices that loop as often as their own rows want would not all come.
 """
 
 from __future__ import annotations
@@ -28,9 +29,12 @@ ENDS, DRAFT_ENDS = ("embed", "norm", "head", "value"), ("embed_norm", "hidden_no
 
 
 def ways() -> int:
-    """Devices that split the rows of what is traced now; 1 for a device on its own rows."""
+    """Devices that each run the model on their own rows; 1 where one does, or the partitioner spreads it."""
     where = target()
-    return 1 if where.mesh is None or where.experts else math.prod(where.mesh.shape[axis] for axis in where.rows)
+    if where.mesh is None or where.experts:
+        return 1
+    split = math.prod(where.mesh.shape[axis] for axis in where.rows)
+    return split if split == where.mesh.size else 1
 
 
 def each_on_its_rows(
@@ -39,38 +43,33 @@ def each_on_its_rows(
     """`run(params, *arrays)` as a function of the arrays, run by each device on its own rows.
 
     `params` lie by `rules`. `split` and `results` tell the dimension of rows of each argument and result. Without a
-    mesh it is `run` itself.
+    mesh, and where `tensor` splits it too, it is `run` itself.
     """
     where = target()
     if ways() == 1:
         return lambda *arrays: run(params, *arrays)
-    # All axes, where no other one has a size: then nothing is left to the partitioner.
-    every = where.mesh.size == ways()
-    manual = tuple(axis for axis in where.mesh.axis_names if every or axis in where.rows)
     leaves = weights.declared(params, config)
 
-    def among(axis: str | None) -> tuple[str, ...]:
-        over = rules[axis] if axis else None
-        return tuple(a for a in ((over,) if isinstance(over, str) else over or ()) if a in manual)
+    def over(axis: str | None) -> tuple[str, ...]:
+        """The mesh axes of a logical one, `tensor` apart, which has one device here."""
+        found = rules[axis] if axis else None
+        return tuple(a for a in ((found,) if isinstance(found, str) else found or ()) if a in where.rows)
 
     def gather(leaf: tree.Leaf, a: Array) -> Array:
         for dimension, axis in enumerate(leaf.axes):
-            if axis not in KEPT and among(axis):
-                a = jax.lax.all_gather(a, among(axis), axis=dimension, tiled=True)
+            if axis not in KEPT and over(axis):
+                a = jax.lax.all_gather(a, over(axis), axis=dimension, tiled=True)
         return a
 
-    if rules is layout.SAMPLE:
-        how = dict(widths=among("expert_width"))
-    else:
-        how = dict(gather=gather)
-
+    samples = rules is layout.SAMPLE
+    how = {"widths": over("expert_width")} if samples else {"gather": gather}
     flat, structure = jax.tree.flatten(params)
-    places = [PartitionSpec(*map(among, leaf.axes)) for leaf in jax.tree.leaves(leaves, is_leaf=tree.is_leaf)]
+    places = [PartitionSpec(*map(over, leaf.axes)) for leaf in jax.tree.leaves(leaves, is_leaf=tree.is_leaf)]
     rows = lambda dimension: PartitionSpec(*[None] * dimension, where.rows)
 
     def on_one(flat, *arrays):
         mine = jax.tree.unflatten(structure, flat)
-        if rules is not layout.SAMPLE:
+        if not samples:
             mine = _whole(gather, leaves, mine, ENDS)
             if mine.draft is not None:
                 mine = mine.replace(draft=_whole(gather, leaves.draft, mine.draft, DRAFT_ENDS))
@@ -82,7 +81,6 @@ def each_on_its_rows(
         mesh=where.mesh,
         in_specs=(places, *map(rows, split)),
         out_specs=jax.tree.map(rows, results),
-        axis_names=set(manual),
         check_vma=False,
     )
     return lambda *arrays: on_each(flat, *arrays)

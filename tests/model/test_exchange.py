@@ -30,7 +30,7 @@ def spread(mesh: Mesh, widths: tuple[str, ...], platform: str):
     rows, wide = PartitionSpec(("fsdp", "expert")), widths or None
 
     def on_one(x, expert, weight, valid, *weights):
-        with tracing_for(platform, rows=("fsdp", "expert"), experts="expert", widths=widths):
+        with tracing_for(platform, experts="expert", widths=widths):
             return over_widths(lambda *rows: routed(*rows, *weights), x, expert, weight, valid)
 
     places = PartitionSpec("expert", None, None, wide), PartitionSpec("expert", wide)
