@@ -17,6 +17,8 @@ def run(argv: Sequence[str]) -> int:
 
     def define(values: flags.FlagValues) -> None:
         flags.DEFINE_string("topology", None, "v5p:8x8x8, v6e:16x16, h100:16x8, ...", flag_values=values)
+        which = "compile the whole round, or one that never learns, in less time"
+        flags.DEFINE_enum("part", "round", ["round", "sample"], which, flag_values=values)
         flags.DEFINE_string("json", None, "also write the plan here", flag_values=values)
         flags.DEFINE_string("picture", None, "also draw the memory here, as PNG", flag_values=values)
         flags.DEFINE_string("program", None, "also write the compiled program here", flag_values=values)
@@ -33,7 +35,7 @@ def run(argv: Sequence[str]) -> int:
     config = read(RunConfig, command.config)
     if values.segment:
         config = replace(config, learn=replace(config.learn, length=values.segment))
-    found = report.plan(config, values.topology, values.limit_minutes, path(values.program))
+    found = report.plan(config, values.topology, values.limit_minutes, values.part, path(values.program))
     print(report.table(found))
     if values.json:
         Path(values.json).write_text(json.dumps(found, indent=1) + "\n")

@@ -50,7 +50,7 @@ def token_logp(
 
         at_once = max(1, LOGITS_AT_ONCE // (tokens.shape[0] * config.vocab_size))
         logp, entropy = chunked(of_columns, (_before(hidden), tokens), at_once)
-        return logp, entropy, carried.kl[None]
+        return logp, entropy, jnp.reshape(carried.kl, 1)
 
     on_rows = each_on_its_rows(run, params, config, layout.LEARN, (0, 0), (0, 0, 0))
     logp, entropy, kl = on_rows(tokens, document_ids)

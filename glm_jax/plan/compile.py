@@ -1,6 +1,6 @@
 """Compiles a config's round for a topology and prints what the compiler says as JSON: a process of its own.
 
-python -m glm_jax.plan.compile TOPOLOGY < a pickled RunConfig
+python -m glm_jax.plan.compile TOPOLOGY round|sample [FILE] < a pickled RunConfig
 """
 
 from __future__ import annotations
@@ -20,8 +20,11 @@ from glm_jax.plan import machine
 LOG = logging.getLogger("glm-jax plan")
 
 
-def compiled(config: RunConfig, on: machine.Machine, text: Path | None) -> dict:
-    """Memory, costs, the largest values, seconds. Where the program does not fit, what it would have taken instead."""
+def compiled(config: RunConfig, on: machine.Machine, which: str, text: Path | None) -> dict:
+    """Memory, costs, the largest values, seconds. Where the program does not fit, what it would have taken instead.
+
+    `which` of a run's programs: `round`, or `sample`, a round that never learns.
+    """
     import jax
 
     from glm_jax.plan import cost, hlo, program
@@ -30,12 +33,12 @@ def compiled(config: RunConfig, on: machine.Machine, text: Path | None) -> dict:
     built = program.program_of(config, devices)
     state, inbox = program.arguments(built, config)
     found = {"devices": built.mesh.size, "state": program.state_bytes(state)}
+    kept = lambda remat: program.activation_bytes(built, config, remat) if which == "round" else 0
     LOG.info("tracing what the backward pass keeps")
-    found["activations"] = program.activation_bytes(built, config)
-    found["activations_with_remat"] = program.activation_bytes(built, config, remat=True)
+    found["activations"], found["activations_with_remat"] = kept(False), kept(True)
     LOG.info("lowering for %s", on)
     start = time.monotonic()
-    lowered = built.round.lower(state, inbox)
+    lowered = getattr(built, which).lower(state, inbox)
     found["lower_seconds"] = time.monotonic() - start
     LOG.info("lowered in %.0f s; compiling", found["lower_seconds"])
     start = time.monotonic()
@@ -76,11 +79,11 @@ def exceeded(message: str) -> dict[str, float] | None:
     return None
 
 
-def main(topology: str, text: str | None = None) -> None:
+def main(topology: str, which: str, text: str | None = None) -> None:
     logging.basicConfig(stream=sys.stderr, level=logging.WARNING, format="%(asctime)s %(message)s", datefmt="%H:%M:%S")
     LOG.setLevel(logging.INFO)
     config = pickle.load(sys.stdin.buffer)
-    print(json.dumps(compiled(config, machine.read(topology), Path(text) if text else None)))
+    print(json.dumps(compiled(config, machine.read(topology), which, Path(text) if text else None)))
 
 
 if __name__ == "__main__":

@@ -18,17 +18,20 @@ from glm_jax.plan.machine import Machine
 from glm_jax.sharding.mesh import AXES
 
 GIB = 2**30
+PROGRAMS = {"round": "the whole round", "sample": "a round that never learns"}
 
 
-def plan(config: RunConfig, topology: str, limit_minutes: float, text: Path | None = None) -> dict:
-    """The plan as it is written to JSON. `text` gets the compiled program.
+def plan(
+    config: RunConfig, topology: str, limit_minutes: float, which: str = "round", text: Path | None = None
+) -> dict:
+    """The plan as it is written to JSON, of the program `which` (plan/compile.py). `text` gets the compiled program.
 
     Raises PlanError where the topology is unknown, its compiler missing, the mesh not the topology's, or the compile
     fails or takes too long.
     """
     on = machine.read(topology)
     check_mesh(config, on)
-    found = compiled(config, on, limit_minutes, text)
+    found = compiled(config, on, limit_minutes, which, text)
     parts = account.parts(found)
     capacity, total = on.device.hbm_gib, sum(parts.values()) / GIB
     fits = "memory" in found and total <= capacity
@@ -41,6 +44,7 @@ def plan(config: RunConfig, topology: str, limit_minutes: float, text: Path | No
         change = account.nearest_change(config, parts, capacity * GIB, found["activations_with_remat"])
     return {
         "topology": str(on),
+        "program": which,
         "devices": found["devices"],
         "mesh": {axis: size for axis, size in dataclasses.asdict(config.mesh).items() if size > 1},
         "fits": fits,
@@ -70,8 +74,8 @@ def check_mesh(config: RunConfig, on: Machine) -> None:
         )
 
 
-def compiled(config: RunConfig, on: Machine, limit_minutes: float, text: Path | None) -> dict:
-    command = [sys.executable, "-m", "glm_jax.plan.compile", str(on), *([str(text)] if text else [])]
+def compiled(config: RunConfig, on: Machine, limit_minutes: float, which: str, text: Path | None) -> dict:
+    command = [sys.executable, "-m", "glm_jax.plan.compile", str(on), which, *([str(text)] if text else [])]
     env = {**os.environ, **machine.environment(on)}
     try:
         done = subprocess.run(
@@ -97,7 +101,8 @@ def table(found: dict) -> str:
     mesh = " × ".join(f"{axis} {size}" for axis, size in found["mesh"].items()) or "one device"
     word = "fits" if found["fits"] else "does not fit"
     lines = [
-        f"{found['topology']}, {found['devices']} devices ({mesh}): {word}, {found['hbm_gib_per_chip']:.2f} of "
+        f"{found['topology']}, {found['devices']} devices ({mesh}), {PROGRAMS[found['program']]}: {word}, "
+        f"{found['hbm_gib_per_chip']:.2f} of "
         f"{found['hbm_gib_available']:.2f} GiB per device",
     ]
     lines += [f"  {name:<12} {size:9.3f} GiB" for name, size in found["parts_gib"].items()]

@@ -126,7 +126,7 @@ def test_a_plan_tells_in_text_json_and_picture(compiled, tmp_path):
     rest = sum(plan["seconds"][name]["least"] for name in (cost.LEARN, cost.ONCE))
     assert plan["round_seconds"]["all"] == pytest.approx(8 * tick + rest)
     text = report.table(plan)
-    assert "v5p:2x2x2, 8 devices (fsdp 4 × expert 2): fits, 68.00 of 95.74 GiB per device" in text
+    assert "v5p:2x2x2, 8 devices (fsdp 4 × expert 2), the whole round: fits, 68.00 of 95.74 GiB per device" in text
     assert "all-to-all           expert" in text
     picture.draw(plan, tmp_path / "plan.png")
     assert (tmp_path / "plan.png").read_bytes()[:4] == b"\x89PNG"

@@ -51,5 +51,5 @@ def test_a_cut_fits_a_small_slice_and_its_experts_trade_tokens_within_their_axis
         axes = {row["axes"] for row in plan["phases"][name]["collectives"] if row["kind"] == "all-to-all"}
         assert axes == {"expert"}, name
         assert plan["phases"][name]["flops"] > 0
-    assert "v5e:2x2, 4 devices (fsdp 2 × expert 2): fits" in capsys.readouterr().out
+    assert "v5e:2x2, 4 devices (fsdp 2 × expert 2), the whole round: fits" in capsys.readouterr().out
     assert jax.default_backend() == "cpu"
