@@ -20,26 +20,20 @@ from glm_jax.host.config import RunConfig
 def get_config():
     config = default_config(RunConfig)
     config.model.preset = "small"
-    config.model.changes = {
-        "num_hidden_layers": 6,
-        "indexer_types": ("full", "shared", "full", "shared", "full", "shared"),
-        "mlp_layer_types": ("dense", "sparse", "sparse", "sparse", "sparse", "sparse"),
-        "num_nextn_predict_layers": 1,
-        "dtype": "bfloat16",
-        "remat": True,
-    }
+    config.model.changes = {"num_nextn_predict_layers": 1, "dtype": "bfloat16", "remat": True}
     config.mesh.fsdp, config.mesh.expert = 2, 2
-    config.rollout.slots, config.rollout.window, config.rollout.ticks = 4, 2048, 8
+    config.rollout.slots, config.rollout.window, config.rollout.ticks = 4, 64, 8
     config.rollout.queue, config.rollout.requests = 4, 4
-    config.rollout.prefill_slots, config.rollout.prefill_chunk = 4, 16
-    config.learn.rows, config.learn.length = 4, 2048
+    config.rollout.prefill_slots, config.rollout.prefill_chunk = 4, 8
+    config.learn.rows, config.learn.length = 4, 64
     config.rl.steps, config.rl.batch = 1, 4
     config.rl.policy_lr.peak = config.rl.critic_lr.peak = 1e-5
     return config
 """
 
 
-def test_a_cut_fits_a_small_slice_and_its_experts_trade_tokens_within_their_axis(tmp_path, capsys):
+def test_a_cut_fits_a_small_slice_and_its_experts_trade_tokens_within_their_axis(tmp_path, capsys, monkeypatch):
+    monkeypatch.delenv("JAX_DEFAULT_MATMUL_PRECISION")  # the tests', not the users'
     (tmp_path / "cut.py").write_text(CONFIG)
     flags = [f"--{name}={tmp_path / file}" for name, file in (("config", "cut.py"), ("json", "plan.json"))]
     assert main(["plan", *flags, "--topology=v5e:2x2", f"--picture={tmp_path / 'plan.png'}"]) == 0
