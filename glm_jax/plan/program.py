@@ -53,6 +53,7 @@ def inbox(config: RunConfig) -> Inbox:
         mode=np.int32(RL),
         policy_lr=np.float32(0),
         critic_lr=np.float32(0),
+        depth=np.int32(max(config.rollout.drafts, default=0)),
     )
 
 
