@@ -61,7 +61,10 @@ def _changes(config: RunConfig, parts: dict[str, float], with_remat: float) -> I
 
 
 def roofline(phases: dict[str, dict], tflops: float, hbm_gb_s: float, link_gb_s: float) -> dict[str, dict[str, float]]:
-    """Seconds of each phase at each of the device's peaks; a phase takes at least the longest of its three."""
+    """Seconds of each phase at each of the device's peaks, and the longest: what it takes where the three overlap.
+
+    HBM's are of the bytes as instructions read and write them; what a cache on the way saves is not known.
+    """
     found = {}
     for name, cost in phases.items():
         moved = sum(row["bytes"] for row in cost["collectives"])
@@ -70,5 +73,5 @@ def roofline(phases: dict[str, dict], tflops: float, hbm_gb_s: float, link_gb_s:
             "hbm": cost["hbm_bytes"] / (hbm_gb_s * 1e9),
             "links": moved / (link_gb_s * 1e9),
         }
-        found[name] = {**seconds, "least": max(seconds.values())}
+        found[name] = {**seconds, "longest": max(seconds.values())}
     return found

@@ -14,12 +14,15 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from glm_jax.plan.errors import PlanError
 from glm_jax.plan.hlo import Array, Computation, Instruction, Program, trips
 
 TICK, PREFILL, LEARN, ONCE = "decode tick", "prefill step", "learning step", "once a round"
 KINDS = ("all-gather", "all-reduce", "reduce-scatter", "all-to-all", "ragged-all-to-all", "collective-permute")
 _FREE = ("parameter", "constant", "tuple", "get-tuple-element", "bitcast", "while", "conditional", "call", "after-all")
 _SLICES = ("dynamic-slice", "gather", "slice")
+_UPDATES = {"dynamic-update-slice": 1, "scatter": 2}  # in place, and which operand is the update
+_SAME = ("bitcast", "reshape")
 
 
 @dataclass
@@ -59,7 +62,7 @@ class _Reader:
 
     def computation(self, name: str, phase: str) -> Phases:
         where, phases = self.program.computations[name], {}
-        seen: set[str] = set()  # channels: an asynchronous collective stands in each of its parts
+        seen: set[str] = set()  # chains: an asynchronous collective stands in each of its parts
         for instruction in where.instructions.values():
             if instruction.op == "while":
                 inner, times = self._loop(where, instruction, phase)
@@ -101,9 +104,11 @@ class _Reader:
         """Operations and collectives, also of what is fused into the instruction or starts with it."""
         op = instruction.op.removesuffix("-start")
         if op in KINDS:
-            channel = re.search(r"channel_id=(\d+)", instruction.attributes)
-            if channel is None or channel[1] not in seen:
-                seen.add(channel[1] if channel else instruction.name)
+            # Channels of a shard_map may have one number; the parts of a chain have all of them one chain.
+            chain = re.search(r'chain_id="(\d+)"', instruction.attributes)
+            name = chain[0] if chain else instruction.name
+            if name not in seen:
+                seen.add(name)
                 key = op, self._axes(instruction)
                 cost.collectives[key] += moved(op, where, instruction, self._group(instruction))
                 cost.calls[key] += 1
@@ -129,26 +134,32 @@ class _Reader:
             return result if op != "async-done" else 0
         if op in _SLICES:
             return 2 * result
-        if op == "dynamic-update-slice":
-            return 2 * where.hbm_bytes(instruction.operands[1])
+        if op in _UPDATES:
+            return 2 * where.hbm_bytes(instruction.operands[_UPDATES[op]])
         if op != "fusion":
             return sum(map(where.hbm_bytes, instruction.operands)) + (0 if op.endswith("-start") else result)
-        inside = self.program.computations[instruction.called[0]]
-        root = inside.instructions[inside.root]
-        total = 0 if root.op == "dynamic-update-slice" else result
-        updated = root.operands[0] if root.op == "dynamic-update-slice" else None
-        if updated:
-            total += 2 * sum(a.bytes for a in inside.instructions[root.operands[1]].arrays)
-        parameters = {
-            i.name: int(i.attributes.split(")")[0]) for i in inside.instructions.values() if i.op == "parameter"
-        }
-        for name, number in parameters.items():
-            whole = where.hbm_bytes(instruction.operands[number])
-            users = [i for i in inside.instructions.values() if name in i.operands]
-            if whole and name == updated:
+        return self._bytes_of_fusion(where, instruction, result)
+
+    def _bytes_of_fusion(self, where: Computation, fusion: Instruction, result: int) -> int:
+        """Of an array that is updated in place the update counts; what has another shape only is the same array."""
+        inside = self.program.computations[fusion.called[0]].instructions
+        root = inside[_origin(inside, self.program.computations[fusion.called[0]].root)]
+        total, updated = result, None
+        if root.op in _UPDATES:
+            updated = _origin(inside, root.operands[0])
+            total = 2 * sum(a.bytes for a in inside[root.operands[_UPDATES[root.op]]].arrays)
+        for parameter in (i for i in inside.values() if i.op == "parameter"):
+            whole = where.hbm_bytes(fusion.operands[int(parameter.attributes.split(")")[0])])
+            if not whole or parameter.name == updated:
                 continue
-            if whole and users and all(user.op in _SLICES and user.operands[0] == name for user in users):
-                whole = min(whole, sum(a.bytes for user in users for a in user.arrays))
+            reads = [
+                (user, name)
+                for user in inside.values()
+                for name in user.operands
+                if user.op not in _SAME and name in inside and _origin(inside, name) == parameter.name
+            ]
+            if reads and all(user.op in _SLICES and user.operands[0] == name for user, name in reads):
+                whole = min(whole, sum(a.bytes for user, _ in reads for a in user.arrays))
             total += whole
         return total
 
@@ -163,13 +174,20 @@ class _Reader:
         return "+".join(names) or "none"
 
 
+def _origin(inside: dict[str, Instruction], name: str) -> str:
+    """What a value was before it got another shape."""
+    while inside[name].op in _SAME:
+        name = inside[name].operands[0]
+    return name
+
+
 def _body(loop: Instruction) -> str:
     return re.search(r"body=%?([\w.-]+)", loop.attributes)[1]
 
 
 def _merge(phases: Phases, more: Phases, times: float) -> None:
     for name, cost in more.items():
-        phases.setdefault(name, Cost()).add(cost, times if name not in (TICK, PREFILL) else 1)
+        phases.setdefault(name, Cost()).add(cost, times)
 
 
 def _weight(phases: Phases) -> tuple[float, float]:
@@ -185,9 +203,24 @@ def groups(attributes: str, devices: int) -> list[int]:
     if grid := re.search(r"replica_groups=\[([\d,]+)\]<=\[([\d,]+)\](?:T\(([\d,]+)\))?", attributes):
         shape, over, turn = ([int(n) for n in part.split(",")] if part else None for part in grid.groups())
         return np.arange(devices).reshape(over).transpose(turn).reshape(shape)[0].tolist()
+    if named := re.search(
+        r"replica_groups=mesh\[([^\]]*)\](?:, device_ids=\(\[([\d,]+)\]T\(([\d,]+)\)\))? ?\{([^}]*)\}", attributes
+    ):
+        sizes, over, turn, along = named.groups()
+        axes = dict(re.findall(r"'(\w+)'=(\d+)", sizes))
+        numbers = lambda text: [int(n) for n in text.split(",")]
+        ids = np.arange(devices).reshape(numbers(over)).transpose(numbers(turn)) if over else np.arange(devices)
+        chosen = re.findall(r"'(\w+)'", along)
+        return (
+            ids.reshape([int(n) for n in axes.values()])[tuple(slice(None) if a in chosen else 0 for a in axes)]
+            .ravel()
+            .tolist()
+        )
     if listed := re.search(r"replica_groups=\{\{([\d,]+)\}", attributes):
         return [int(n) for n in listed[1].split(",")]
-    return list(range(devices))
+    if "replica_groups={}" in attributes or "replica_groups" not in attributes:
+        return list(range(devices))
+    raise PlanError(f"a collective's groups are written in a way that is not known: {attributes[:300]}")
 
 
 def moved(kind: str, where: Computation, collective: Instruction, group: list[int]) -> float:

@@ -10,6 +10,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from glm_jax.plan import cost, hlo
 from glm_jax.plan.cost import LEARN, ONCE, PREFILL, TICK
+from glm_jax.plan.errors import PlanError
 
 AXES = {"data": 2, "expert": 4}
 
@@ -45,7 +46,7 @@ def test_loops_of_unknown_length_begin_phases():
     def tick(x):
         with jax.named_scope("prefill"):
             x = repeat(x, lambda x: product(product(x)))
-        return product(x)
+        return jax.lax.scan(lambda x, _: (product(x), None), x, None, length=5)[0]
 
     def f(x, n):
         with jax.named_scope("sample"):
@@ -57,7 +58,7 @@ def test_loops_of_unknown_length_begin_phases():
 
     found = phases(f, jnp.ones((8, 8)), jnp.int32(1), micro_batches=3)
     assert {name: c.flops / (2 * 8**3) for name, c in found.items() if c.flops} == {
-        TICK: 1,
+        TICK: 5,
         PREFILL: 2,
         ONCE: 1,
         LEARN: 1 + 3,  # its loop runs over the micro-batches
@@ -120,4 +121,18 @@ def test_groups_are_read_from_lists_and_from_turned_grids():
     assert cost.groups("replica_groups={{0,4},{1,5}}", 8) == [0, 4]
     assert cost.groups("replica_groups=[2,4]<=[8]", 8) == [0, 1, 2, 3]
     assert cost.groups("replica_groups=[4,2]<=[2,4]T(1,0)", 8) == [0, 4]
+    assert cost.groups("replica_groups=mesh['a'=1,'b'=2,'c'=4] {'b'}", 8) == [0, 4]
+    assert cost.groups("replica_groups=mesh['a'=4,'b'=2], device_ids=([2,4]T(1,0)) {'a'}", 8) == [0, 1, 2, 3]
     assert cost.groups("source_target_pairs={{0,0},{1,5}}", 8) == [1, 5]
+    with pytest.raises(PlanError, match="groups are written in a way that is not known: replica_groups=else"):
+        cost.groups("replica_groups=else", 8)
+
+
+def test_an_update_in_place_counts_by_what_is_updated():
+    def f(x, new, at):
+        return jax.lax.fori_loop(0, 8, lambda i, x: x.at[at[i]].set(new * i), x)
+
+    text = (
+        jax.jit(f, donate_argnums=0).lower(jnp.ones((4096, 128)), jnp.ones((128,)), jnp.arange(8)).compile().as_text()
+    )
+    assert cost.of_program(hlo.parse(text), AXES, 1)[ONCE].hbm_bytes < 4096 * 128 * 4
