@@ -2,9 +2,9 @@
 
 glm-jax plan --config experiments/configs/glm52_744b.py:v5p --topology v5p:8x8x8 --segment 8192 --part sample
 
-`:v5p` is for v5p:8x8x8, `:tpu7x` for tpu7x:4x4x8, `:v6e` for v6e:16x16, `:h200` for h200:16x8. Every device samples one
-sequence of 128k tokens and learns one row of 8k (`--segment`). Expected, GiB per device; state and activations are those
-of the shapes, parameters and both moments in bfloat16:
+`:v5p` is for v5p:8x8x8, `:tpu7x` for tpu7x:4x4x8, `:v6e` for v6e:16x16, `:h200` for h200:16x8. Every device samples
+one sequence of 128k tokens and learns one row of 8k (`--segment`). Expected, GiB per device; state and activations are
+those of the shapes, parameters and both moments in bfloat16:
 
 | | v5p:8x8x8 | tpu7x:4x4x8, v6e:16x16 |
 |---|---|---|
@@ -14,10 +14,10 @@ of the shapes, parameters and both moments in bfloat16:
 | a device has | 95.74 | 94.75; 31.25: the state alone does not fit |
 | a round that never learns, compiled (experiments/plans) | 71.77, of it temporaries 42.47 | |
 
-The 529 s of that compile were on two busy cores (4.5 GiB of host memory). Its temporaries hold the sampling layout of what
-are no MLPs (attention, embeddings: whole on every device) and two copies of the latent cache, 11 GiB each, in which XLA
-changes its layout on the way into the loop and out. The whole round has not been compiled to its end: it was stopped at 13
-GiB of host memory. The H200 preset has been laid out and not compiled.
+That compile took 529 s on two busy cores and 4.5 GiB of host memory. Its temporaries hold the sampling layout of what
+is no MLP (attention, embeddings: whole on every device), and the latent cache once more: XLA copies its 11 GiB into
+another layout before the loop of ticks, and back after it. The whole round has not been compiled to its end: it was
+stopped at 13 GiB of host memory. The other presets have been laid out, not compiled.
 """
 
 from ml_collections import ConfigDict
