@@ -121,6 +121,8 @@ class _Reader:
             cost.flops += int(told[1]) if told else 0
             if not told and "ragged-dot" not in instruction.name:
                 cost.uncounted.add(re.sub(r"[.\d]+$", "", instruction.name))
+        elif of_gpu := re.search(r'custom_call_target="(__cu\w+|__gpu)\$', instruction.attributes):
+            cost.uncounted.add(of_gpu[1].strip("_"))
         if op in ("fusion", "async"):
             for called in instruction.called:
                 inside = self.program.computations[called]

@@ -117,6 +117,12 @@ def test_a_tpu_writes_batched_products_as_convolutions_and_what_is_on_chip_moves
     assert found.cycles == 1234
 
 
+def test_products_that_a_gpu_leaves_to_a_library_are_told_as_uncounted():
+    call = '%c = f32[8,8]{1,0} custom-call(%a, %b), custom_call_target="__cublas$lt$matmul"'
+    text = TPU.replace("  ROOT %fusion", f"  {call}\n  ROOT %fusion")
+    assert cost.of_program(hlo.parse(text), AXES, 1)[ONCE].uncounted == {"cublas"}
+
+
 def test_groups_are_read_from_lists_and_from_turned_grids():
     assert cost.groups("replica_groups={{0,4},{1,5}}", 8) == [0, 4]
     assert cost.groups("replica_groups=[2,4]<=[8]", 8) == [0, 1, 2, 3]
