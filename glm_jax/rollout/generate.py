@@ -29,8 +29,8 @@ class Completion:
 
     tokens: list[int]
     logp: list[float]  # under the distribution sampled from; 0 at temperature 0
-    passes: int  # that verified all drafts and did not end the completion
-    passed: int  # tokens that they sampled
+    passes: int = 0  # that verified all drafts and did not end the completion
+    passed: int = 0  # tokens that they sampled
 
 
 def generate(

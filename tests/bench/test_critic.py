@@ -90,7 +90,8 @@ def test_the_baseline_is_the_least_squares_fit_of_its_cells():
 
 def test_returns_are_rewards_discounted_from_the_last_token():
     def rollout(id, prompt, length, reward):
-        return Rollout(id, "t", 0, "f", TRAIN, array("i", [1] * prompt), array("i", [2] * length), reward=reward)
+        sampled = dict(tokens=array("i", [2] * length), sampled=array("b", [1] * length))
+        return Rollout(id, "t", 0, "f", TRAIN, array("i", [1] * prompt), **sampled, reward=reward)
 
     found = tokens_of([rollout(7, 2, 3, 1.0), rollout(9, 4, 1, 0.5)], gamma=0.5)
     assert found.rollout.tolist() == [0, 0, 0, 1] and found.position.tolist() == [0, 1, 2, 0]
@@ -100,7 +101,8 @@ def test_returns_are_rewards_discounted_from_the_last_token():
 def test_what_stands_at_a_packed_rollout_s_tokens_is_read_back_from_its_place():
     """Four documents of 3 to 5 tokens in rows of 8: two rows hold them all, one row holds two."""
     sizes = {3: 5, 8: 4, 5: 3, 6: 4}
-    documents = [example_document(key, [key] * 2, range(10 * key, 10 * key + n - 2)) for key, n in sizes.items()]
+    answer = lambda key, n: (range(10 * key, 10 * key + n - 2), [True] * (n - 2))
+    documents = [example_document(key, [key] * 2, *answer(key, n)) for key, n in sizes.items()]
     batch, waiting = pack(documents, (2, 1, 8))
     assert not waiting and int(batch.used) == 2
     found = unpack(batch.tokens, documents)

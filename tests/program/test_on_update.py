@@ -10,11 +10,17 @@ import numpy as np
 import pytest
 
 from glm_jax.learn.batch import IDLE, SFT, VALUE
-from tests.program.runs import ROLLOUT, inbox, program, prompts, sampled, to_batch
+from tests.program.runs import LEARN, ROLLOUT, inbox, program, prompts, sampled, to_batch
 
 pytestmark = pytest.mark.usefixtures("hasty_compiles")
 
 FIRST = 4  # ticks of a round: none of the rollouts is done after one
+
+
+@cache
+def built(on_update: str):
+    learn = replace(LEARN, advantage="running_mean")  # compiles no critic
+    return program({}, rollout=replace(ROLLOUT, ticks=FIRST, on_update=on_update), config=learn)
 
 
 @cache
@@ -23,16 +29,16 @@ def rounds(on_update: str, mode: int, anew: bool = False) -> list[dict]:
 
     `anew`: between them the sampler is emptied, and every rollout sent again with what it sampled.
     """
-    built = program({}, rollout=replace(ROLLOUT, ticks=FIRST, on_update=on_update))
-    some, state = prompts()[:8], built.init(0)
+    run, some = built(on_update), prompts()[:8]
+    state = run.init(0)
     batch = to_batch({rollout: [(1, -1.0)] * 3 for rollout, *_ in prompts()})
-    state, out = built.round(state, inbox(some, batch, mode))
+    state, out = run.round(state, inbox(some, batch, mode))
     first = sampled([jax.device_get(out.log)])
     again = []
     if anew:
-        state = built.reset_sampler(state)
+        state = run.reset_sampler(state)
         again = [(r, prompt + [token for token, _ in first[r]], limit) for r, prompt, limit in some]
-    _, out = built.round(state, inbox(again))
+    _, out = run.round(state, inbox(again))
     return [first, sampled([jax.device_get(out.log)])]
 
 

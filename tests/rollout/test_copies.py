@@ -16,7 +16,7 @@ pytestmark = pytest.mark.usefixtures("hasty_compiles")
 
 
 # One slot's row is written by another operation than many slots' rows.
-@pytest.mark.parametrize("count, drafts", [(1, ()), (4, ()), (1, (3,)), (4, (3,))])
+@pytest.mark.parametrize("count, drafts", [(1, ()), (4, ()), (4, (3,))])
 def test_no_operation_of_the_decode_loop_passes_over_a_whole_cache(count, drafts):
     config = tiny_config(num_nextn_predict_layers=1 if drafts else 0, index_share_for_mtp_iteration=True)
     sizes = RolloutConfig(

@@ -168,9 +168,8 @@ def test_log_probs_are_the_targets():
         np.testing.assert_allclose(done.logp[rollout], want, atol=2e-5)
 
 
-@pytest.mark.parametrize("slots_at_once, ticks, prefill_slots, prefill_chunk", [(5, 64, 3, 8), (2, 1, 1, 2)])
-def test_slots_ticks_rounds_and_prefill_sizes_change_no_token(slots_at_once, ticks, prefill_slots, prefill_chunk):
-    sizes = dict(slots=slots_at_once, ticks=ticks, prefill_slots=prefill_slots, prefill_chunk=prefill_chunk)
+def test_slots_ticks_rounds_and_prefill_sizes_change_no_token():
+    sizes = dict(slots=2, ticks=1, prefill_slots=1, prefill_chunk=2)
     other = Driver(dataclasses.replace(DRAFTING, **sizes), MODEL, weights("random")).finish(reversed(some_requests()))
     assert other.tokens == driven("random").tokens and other.ending == driven("random").ending
 

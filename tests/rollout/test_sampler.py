@@ -66,14 +66,13 @@ def test_slots_ticks_rounds_prefill_sizes_and_order_change_no_token(slots, ticks
         np.testing.assert_allclose(logp, finished().logp[rollout], atol=2e-6)
 
 
-@pytest.mark.parametrize("steps", [1, 2])
-def test_prompts_run_in_pieces_between_the_tokens_of_others_change_nothing(steps):
-    sizes = dataclasses.replace(SIZES, prefill_steps=steps, prefill_slots=1, prefill_chunk=1, ticks=64)
+def test_prompts_run_in_pieces_between_the_tokens_of_others_change_nothing():
+    sizes = dataclasses.replace(SIZES, prefill_steps=2, prefill_slots=1, prefill_chunk=1, ticks=64)
     other = Driver(sizes).finish(some_requests())
     assert other.tokens == finished().tokens and other.ending == finished().ending
     log = other.logs[0]
     first = lambda rollout: int(np.argwhere(log.rollout == rollout)[0, 0])
-    waits = [first(rollout) for rollout, prompt, *_ in some_requests()[:3] if len(prompt) > 1 + steps]
+    waits = [first(rollout) for rollout, prompt, *_ in some_requests()[:3] if len(prompt) > 3]
     assert waits and min(waits) > 0, "a long prompt takes more than one tick"
     assert any((row >= 0).sum() not in (0, 3) for row in log.rollout[: max(waits)]), "others sample meanwhile"
     assert sum(int(u.idle) for u in other.usages) == 0, "a slot that is being filled is not idle"
