@@ -8,7 +8,7 @@ BIN := .venv/bin
 STAMP := .venv/installed
 PARITY := .venv/parity
 COMPILERS := .venv/compilers
-MARKERS := kernels compile envs scale rollout parity
+MARKERS := kernels compile envs scale rollout docs parity
 # Workers beyond two gain little: XLA already uses every core.
 PYTEST := JAX_PLATFORMS=cpu $(BIN)/python -m pytest -n 2 -q
 

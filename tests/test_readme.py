@@ -89,7 +89,7 @@ def test_every_command_of_the_readme_has_a_smoke_size():
         smoke(command)
 
 
-@pytest.mark.rollout
+@pytest.mark.docs
 @pytest.mark.parametrize("chain", chains())
 def test_the_commands_of_the_readme_run(tmp_path, chain):
     """Every command leaves a folder as a reader finds it; that it runs is asked here, not what it computes."""

@@ -168,6 +168,7 @@ def test_log_probs_are_the_targets():
         np.testing.assert_allclose(done.logp[rollout], want, atol=2e-5)
 
 
+@pytest.mark.rollout
 def test_slots_ticks_rounds_and_prefill_sizes_change_no_token():
     sizes = dict(slots=2, ticks=1, prefill_slots=1, prefill_chunk=2)
     other = Driver(dataclasses.replace(DRAFTING, **sizes), MODEL, weights("random")).finish(reversed(some_requests()))
@@ -184,6 +185,7 @@ def test_a_stop_id_in_mid_pass_ends_the_rollout_there():
         assert done.tokens[rollout] == free[: free.index(stop) + 1] and done.ending[rollout] == STOP
 
 
+@pytest.mark.rollout
 def test_ticks_without_drafts_leave_drafting_as_if_it_had_never_paused():
     requests = [(i, prompt, 20, dict(temperature=0.0)) for i, (_, prompt, *_) in enumerate(some_requests(3))]
     always, paused = (Driver(dataclasses.replace(DRAFTING, ticks=1), MODEL, weights("random")) for _ in range(2))
@@ -208,6 +210,7 @@ def driven_greedily(requests):
     return Driver(SIZES, MODEL, weights("random")).finish(requests).tokens
 
 
+@pytest.mark.rollout
 def test_an_observation_is_drafted_behind_as_in_a_rollout_that_was_sent_whole():
     rollout, prompt = 7, [5, 9, 2]
     free = driven_greedily([(rollout, prompt, 20, dict(temperature=0.0))])[rollout]
@@ -229,6 +232,7 @@ def test_an_observation_is_drafted_behind_as_in_a_rollout_that_was_sent_whole():
     assert driver.finish().tokens[rollout][parks + 1 :] == fresh.finish().tokens[rollout]
 
 
+@pytest.mark.rollout
 def test_a_rollout_whose_states_were_lost_goes_on_without_drafts(monkeypatch):
     monkeypatch.setattr(slots, "HELD", 4)
     requests = [(i, prompt, 20, dict(temperature=0.0)) for i, (_, prompt, *_) in enumerate(some_requests(3))]
