@@ -33,9 +33,7 @@ class LearnConfig:
     freeze_critic_attention: bool = True
     indexer_kl: float = 0.0  # weight of the indexer's own loss in SFT; 0 leaves the indexer as it is
     draft_depth: int = 0  # drafts in a row that the draft layer learns to make; 0 leaves it as it is
-    draft_loss: Literal["tv", "ce"] = (
-        "tv"  # of the draft stage: what verifying would refuse, or cross-entropy as in SFT
-    )
+    draft_loss: Literal["tv", "ce"] = "tv"  # of the draft stage: drafts refused, or cross-entropy as in SFT
     policy: OptimizerConfig = OptimizerConfig()
     critic: OptimizerConfig = OptimizerConfig()
 
