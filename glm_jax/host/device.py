@@ -13,6 +13,7 @@ import jax
 import numpy as np
 
 from glm_jax.host.errors import RunError, StallError
+from glm_jax.host.shards import Place, Shards
 from glm_jax.learn.batch import IDLE, RL, SFT, LearnBatch, empty_batch
 from glm_jax.program.exchange import Inbox
 from glm_jax.rollout.config import RolloutConfig
@@ -61,7 +62,6 @@ class Outcome:
 class _Sent:
     round: int
     version: int
-    requests: int
     learning: Learning | None
     outbox: Any
     depth: int
@@ -86,16 +86,15 @@ class Device:
         self.program, self.state, self.rollout, self.patience = program, state, rollout, patience
         self.version = int(state.policy.version)
         self.round = 0
-        self.queued = 0  # requests that waited on the device at the end of the last round that came back
+        self.shards = Shards(rollout, program.shards)
         self.pending: deque[_Sent] = deque()
         self._nothing = empty_batch(*shape)
         self.pace = Pace(rollout.drafts, deterministic)
         self._free = math.inf  # since when the device has had no older round to do; unknown before the first is back
 
     def room(self) -> int:
-        """Requests that the next round can take without overflowing the device's queue."""
-        waiting = self.queued + sum(sent.requests for sent in self.pending)
-        return max(0, min(self.rollout.requests, self.rollout.queue - waiting))
+        """Requests that the next round can take without overflowing a queue of the device."""
+        return min(self.rollout.requests, self.shards.room())
 
     @property
     def oldest_version(self) -> int:
@@ -104,21 +103,24 @@ class Device:
 
     def dispatch(self, requests: Sequence[Request], cancel: Sequence[int], learning: Learning | None) -> None:
         """Starts a round. Returns at once: the device works while the host goes on."""
+        places = self.shards.send([(request.rollout, request.tokens) for request in requests], cancel)
         inbox = Inbox(
-            requests=self._requests(requests),
+            requests=self._requests(requests, places),
             cancel=_padded(cancel, self.rollout.requests),
             batch=learning.batch if learning else self._nothing,
             mode=np.asarray(learning.mode if learning else IDLE, np.int32),
             policy_lr=np.asarray(learning.policy_lr if learning else 0.0, np.float32),
             critic_lr=np.asarray(learning.critic_lr if learning else 0.0, np.float32),
+            offer=self.shards.offer(),
             depth=np.asarray(depth := self.pace.next(), np.int32),
         )
         start = time.monotonic()
         self.state, outbox = self.program.round(self.state, inbox)
-        self.pending.append(_Sent(self.round, self.version, len(requests), learning, outbox, depth, start))
+        self.pending.append(_Sent(self.round, self.version, learning, outbox, depth, start))
         self.round += 1
         if learning and learning.mode in (SFT, RL):
             self.version += 1
+            self.shards.updated()
 
     def collect(self) -> Outcome:
         """The oldest round that is under way, once it is done; raises StallError when it takes longer than patience."""
@@ -126,11 +128,11 @@ class Device:
         self._await(sent)
         outbox = jax.device_get(sent.outbox)
         self.pending.popleft()
-        self.queued = int(outbox.queued)
         if int(outbox.log.version) != sent.version:
             raise RunError(f"round {sent.round} sampled with version {int(outbox.log.version)}, not {sent.version}.")
         metrics = {name: float(value) for name, value in outbox.metrics.items()}
         sampled = read_log(outbox.log, sent.depth)
+        self.shards.came_back(sampled, outbox.queued, outbox.pages, sent.version == self.version)
         self._measure(sent, sampled)
         return Outcome(sent.round, sampled, sent.learning, metrics, sent.depth)
 
@@ -142,7 +144,7 @@ class Device:
         """Empties slots and queue. All rounds must have come back; live rollouts are to be sent again."""
         assert not self.pending, "reset_sampler with rounds under way"
         self.state = self.program.reset_sampler(self.state)
-        self.queued = 0
+        self.shards.reset()
 
     def _measure(self, sent: _Sent, sampled: Sequence[Sampled]) -> None:
         """Tells the pace how fast a round sampled; not of one that learned, nor of the first, which was compiled."""
@@ -163,9 +165,9 @@ class Device:
             time.sleep(pause)
             pause = min(2 * pause, 2e-3)
 
-    def _requests(self, requests: Sequence[Request]) -> Any:
-        rows = empty_requests(self.rollout.requests, self.rollout.window)
-        for row, request in enumerate(requests):
+    def _requests(self, requests: Sequence[Request], places: Sequence[Place]) -> Any:
+        rows = empty_requests(self.rollout.requests, self.rollout.window, self.rollout.per_slot)
+        for row, (request, place) in enumerate(zip(requests, places, strict=True)):
             length = len(request.tokens)
             if not 0 < length < request.limit <= self.rollout.window:
                 raise RunError(
@@ -176,6 +178,8 @@ class Device:
             rows.length[row], rows.limit[row], rows.rollout[row] = length, request.limit, request.rollout
             rows.temperature[row], rows.top_p[row] = request.temperature, request.top_p
             rows.stop[row], rows.park[row] = _padded(request.stop, STOP_IDS), request.park
+            rows.shard[row], rows.shared[row] = place.shard, len(place.pages)
+            rows.pages[row, : len(place.pages)] = place.pages
         return rows.replace(count=np.asarray(len(requests), np.int32))
 
 

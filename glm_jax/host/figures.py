@@ -19,6 +19,7 @@ SAMPLE = "sample/"
 # Slots without a token, and all slots, over the ticks in which a request was left waiting.
 IDLE, WAITING = "sample/idle", "sample/waiting"
 TICKS = "sample/ticks"
+REUSED, PREFILLED = "sample/reused", "sample/prefilled"  # prompt tokens whose rows were there, and that were run
 # What a mode of learning measures; the program reports 0 for the rest.
 MADE = {
     SFT: ("policy/loss", "policy/grad_norm", "policy/entropy", "policy/indexer_kl", "draft/"),
@@ -101,6 +102,8 @@ class Meter:
             values["rollout/tokens_per_second"] = self.tokens / seconds
         if self.usage[WAITING]:
             values["rollout/idle_slot_share"] = self.usage[IDLE] / self.usage[WAITING]
+        if self.usage[REUSED]:
+            values["rollout/prefix_hit_rate"] = self.usage[REUSED] / (self.usage[REUSED] + self.usage[PREFILLED])
         self._clear()
         return values
 

@@ -28,25 +28,35 @@ DENSE_DECODE = 2  # decode scores all of DENSE_COLUMNS or less while they are at
 
 @struct.dataclass
 class Caches:
-    """Every layer's rows in one buffer, so that a loop updates them in place. T columns per slot.
+    """Every layer's rows in one buffer, so that a loop updates them in place: P pages of G columns.
 
-    A latent row and its rope key stand side by side: a decode step gathers both with one read.
+    A sequence of N pages has T = N G columns; a table tells which pages those are. Without one, sequence b has page b
+    to itself. A latent row and its rope key stand side by side: a decode step gathers both with one read.
     """
 
-    row: Float[Array, "L B T RP"]  # latent ‖ rope key
-    index_key: Float[Array, "F B T X"]  # of the F computing layers
+    row: Float[Array, "L P G RP"]  # latent ‖ rope key
+    index_key: Float[Array, "F P G X"]  # of the F computing layers
+
+    @property
+    def pages(self) -> int:
+        return self.row.shape[1]
+
+    @property
+    def page(self) -> int:
+        """Columns of a page."""
+        return self.row.shape[2]
 
 
-def init(config: ModelConfig, slots: int, columns: int) -> Caches:
+def init(config: ModelConfig, pages: int, columns: int) -> Caches:
     """Empty caches of the model's layers. Their content is never read beyond what was written."""
-    return empty(config, config.num_hidden_layers, len(config.full_layers), slots, columns)
+    return empty(config, config.num_hidden_layers, len(config.full_layers), pages, columns)
 
 
-def empty(config: ModelConfig, layers: int, computing: int, slots: int, columns: int) -> Caches:
+def empty(config: ModelConfig, layers: int, computing: int, pages: int, columns: int) -> Caches:
     dtype = jnp.dtype(config.dtype)
     return Caches(
-        row=jnp.zeros((layers, slots, columns, config.row_dim), dtype),
-        index_key=jnp.zeros((computing, slots, columns, config.index_head_dim), dtype),
+        row=jnp.zeros((layers, pages, columns, config.row_dim), dtype),
+        index_key=jnp.zeros((computing, pages, columns, config.index_head_dim), dtype),
     )
 
 
@@ -59,33 +69,46 @@ class CacheState:
 
 
 class Place(NamedTuple):
-    """Where the new tokens of each row stand in the cache of its slot, and what they see there."""
+    """Where the new tokens of each row stand in the cache, and what they see there."""
 
-    slot: Int[Array, "B"] | None  # None: row b is slot b
-    target: Int[Array, "B S"]  # column to write; beyond the cache where a token is not valid
+    table: Int[Array, "B N"] | None  # the pages of each row, beyond the cache where it has none; None: row b has page b
+    page: Int[Array, "B S"]  # to write to; beyond the cache where a token is not valid or has no page
+    offset: Int[Array, "B S"]  # within that page
     valid: Bool[Array, "B S"]
     visible: Bool[Array, "B S T"]
     cos: Array
     sin: Array
 
-    def write(self, cache: Float[Array, "L B T C"], layer, new: Float[Array, "B S C"]) -> Float[Array, "L B T C"]:
+    def write(self, cache: Float[Array, "L P G C"], layer, new: Float[Array, "B S C"]) -> Float[Array, "L P G C"]:
         if new.shape[:2] == (1, 1):
             # XLA turns a scatter of one row into a select over the whole cache; this stays one row.
-            at = (layer, self.slots[0, 0], self.target[0, 0], 0)
+            at = (layer, self.page[0, 0], self.offset[0, 0], 0)
             old = jax.lax.dynamic_slice(cache, at, (1, 1, 1, new.shape[-1]))
-            inside = self.target[0, 0] < cache.shape[2]
+            inside = self.page[0, 0] < cache.shape[1]
             return jax.lax.dynamic_update_slice(cache, jnp.where(inside, new[None], old), at)
-        return cache.at[layer, self.slots, self.target].set(new, mode="drop")
+        return cache.at[layer, self.page, self.offset].set(new, mode="drop")
 
-    def read(self, cache: Float[Array, "L B T C"], layer, first: int | None = None) -> Float[Array, "B T C"]:
-        """The first columns (default: all) of the rows' slots."""
-        return cache[layer, :, :first] if self.slot is None else cache[layer, self.slot, :first]
+    def read(self, cache: Float[Array, "L P G C"], layer, first: int | None = None) -> Float[Array, "B T C"]:
+        """The first columns (default: all) of the rows' sequences."""
+        if self.table is None:
+            return cache[layer, :, :first]
+        columns = cache.shape[2]
+        pages = None if first is None else -(-first // columns)
+        found = cache.at[layer, self.table[:, :pages]].get(mode="clip")
+        return found.reshape(found.shape[0], -1, found.shape[-1])[:, :first]
 
-    @property
-    def slots(self) -> Int[Array, "B S"]:
-        """Of every token."""
-        slot = jnp.arange(self.target.shape[0]) if self.slot is None else self.slot
-        return jnp.broadcast_to(slot[:, None], self.target.shape)
+    def find(self, index: Int[Array, "B S K"], columns: int) -> tuple[Int[Array, "B S K"], Int[Array, "B S K"]]:
+        """Pages of `columns` columns, and places in them, of columns of each row's sequence."""
+        return _find(self.table, index, columns)
+
+
+def _find(table: Int[Array, "B N"] | None, column: Int[Array, "B ..."], columns: int) -> tuple[Array, Array]:
+    if table is None:
+        row = jnp.arange(column.shape[0]).reshape(-1, *[1] * (column.ndim - 1))
+        return jnp.broadcast_to(row, column.shape), column
+    rows = column.shape[0]
+    page = jnp.take_along_axis(table, (column // columns).reshape(rows, -1), axis=1, mode="clip")
+    return page.reshape(column.shape), column % columns
 
 
 def place(
@@ -94,15 +117,17 @@ def place(
     queries: int,
     start: Int[Array, "B"],
     count: Int[Array, "B"],
-    slot: Int[Array, "B"] | None,
+    table: Int[Array, "B N"] | None,
 ) -> Place:
     """Of `count` new tokens per row, of at most `queries`, the first at column `start`."""
-    columns = caches.row.shape[2]
+    columns = caches.page * (1 if table is None else table.shape[1])
     column = start[:, None] + jnp.arange(queries)
     valid = jnp.arange(queries) < count[:, None]
     cos, sin = rope_tables(column, config.qk_rope_head_dim, config.rope_theta, jnp.dtype(config.dtype))
     visible = (jnp.arange(columns) <= column[..., None]) & valid[..., None]
-    return Place(slot, jnp.where(valid, column, columns), valid, visible, cos, sin)
+    page, offset = _find(table, column, caches.page)
+    page = jnp.where(valid & (column < columns), page, caches.pages)
+    return Place(table, page, offset, valid, visible, cos, sin)
 
 
 def no_selection(config: ModelConfig, place: Place) -> Selection:
@@ -135,12 +160,13 @@ def attend(config: ModelConfig, place: Place, kind: LayerKind, p: Attention, x, 
             index_q, index_w, keys, place.visible, config.index_topk, trained=False, as_bits=as_bits
         )
     if isinstance(selection, Indices):
-        gather = lambda slot, index: caches.row[number, slot[:, None], index]
+        where = place.find(selection.index, caches.page)
+        gather = lambda where, _: caches.row.at[number, *where].get(mode="promise_in_bounds")
         read = lambda query: attention.gathering(partial(gather, query[0]))(query[1])
         # On a CPU the slots of a decode step pass for queries: a few at a time, so that its cache holds their rows.
         flat = on_cpu() and queries <= FEW_QUERIES
         shape = (1, -1) if flat else place.valid.shape
-        args = jax.tree.map(lambda a: a.reshape(*shape, *a.shape[2:]), (q_nope, q_rope, (place.slots, selection)))
+        args = jax.tree.map(lambda a: a.reshape(*shape, *a.shape[2:]), (q_nope, q_rope, (where, selection)))
         out, _ = attention.absorbed(p, config, *args, read)
         out = out.reshape(*place.valid.shape, *out.shape[2:])
     else:
@@ -159,14 +185,15 @@ def extend(
     tokens: Int[Array, "B S"],
     start: Int[Array, "B"],
     count: Int[Array, "B"],
-    slot: Int[Array, "B"] | None = None,
+    table: Int[Array, "B N"] | None = None,
 ) -> tuple[Float[Array, "B S D"], Caches]:
-    """Runs `count` new tokens of each row, the first at column `start`, and appends them to the cache of its slot.
+    """Runs `count` new tokens of each row, the first at column `start`, and appends them to its cached sequence.
 
-    `slot` names the rows' slots (default: row b is slot b). Rows with count 0, and tokens from count on, write nothing,
-    and their results mean nothing. Returns the states after the final norm.
+    `table` names the pages of the rows' sequences (default: row b has page b); an entry beyond the cache stands for no
+    page, and what would be written there is lost. Rows with count 0, and tokens from count on, write nothing, and
+    their results mean nothing. Returns the states after the final norm.
     """
-    at = place(config, caches, tokens.shape[1], start, count, slot)
+    at = place(config, caches, tokens.shape[1], start, count, table)
     x = embed(params, tokens, at.valid, config.dtype)
     state = CacheState(no_selection(config, at), caches)
     x, state, _ = run_layers(params, config, x, at.valid, state, partial(attend, config, at))

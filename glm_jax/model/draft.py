@@ -112,9 +112,9 @@ def unroll(
     return jnp.stack(made), carried.kl
 
 
-def init_cache(config: ModelConfig, slots: int, columns: int) -> Caches:
+def init_cache(config: ModelConfig, pages: int, columns: int) -> Caches:
     """The draft layer's own cache: column j holds draft row j."""
-    return cache.empty(config, 1, 1, slots, columns)
+    return cache.empty(config, 1, 1, pages, columns)
 
 
 def extend(
@@ -125,7 +125,7 @@ def extend(
     hidden: Float[Array, "B S D"],
     start: Int[Array, "B"],
     count: Int[Array, "B"],
-    slot: Int[Array, "B"] | None = None,
+    table: Int[Array, "B N"] | None = None,
     selection: Indices | None = None,
 ) -> tuple[Float[Array, "B S D"], Caches, Selection]:
     """Runs `count` draft rows per slot, the first at column `start`; arguments as in `forward` and `cache.extend`.
@@ -133,7 +133,7 @@ def extend(
     With `selection` the layer's indexer does not run and writes no keys: the rows attend to that. Returns m, the cache
     and the selection.
     """
-    at = cache.place(config, caches, tokens.shape[1], start, count, slot)
+    at = cache.place(config, caches, tokens.shape[1], start, count, table)
     kind = DRAFT_KIND._replace(full=selection is None)
     state = CacheState(cache.no_selection(config, at) if selection is None else selection, caches)
     attend = partial(cache.attend, config, at)
@@ -150,7 +150,7 @@ def propose(
     start: Int[Array, "B"],
     count: Int[Array, "B"],
     depth: int,
-    slot: Int[Array, "B"] | None = None,
+    table: Int[Array, "B N"] | None = None,
     pick: Callable[[int, Float[Array, "B V"]], Int[Array, "B"]] = lambda step, logits: jnp.argmax(logits, axis=-1),
 ) -> tuple[Drafts, Caches]:
     """Drafts `depth` tokens, after ingesting `count` rows whose tokens the target has accepted.
@@ -162,7 +162,8 @@ def propose(
     ingests what was accepted; those beyond the cache's last column are lost. Of a slot with count 0 nothing is written,
     and its drafts mean nothing.
     """
-    columns, last = caches.row.shape[2], jnp.maximum(count - 1, 0)
+    last = jnp.maximum(count - 1, 0)
+    columns = caches.page * (1 if table is None else table.shape[1])
 
     def at_last(a):
         return jnp.take_along_axis(a, last.reshape(-1, *[1] * (a.ndim - 1)), axis=1)
@@ -170,7 +171,7 @@ def propose(
     def indices_of(selection):
         return Indices(*as_indices(selection, columns, config.index_topk))
 
-    m, caches, selection = extend(params, config, caches, tokens, hidden, start, count, slot)
+    m, caches, selection = extend(params, config, caches, tokens, hidden, start, count, table)
     m, chosen = at_last(m), indices_of(jax.tree.map(at_last, selection))
     shared = chosen if config.index_share_for_mtp_iteration else None
     one_more = (count > 0).astype(count.dtype)
@@ -178,7 +179,7 @@ def propose(
     drafted = [pick(0, logits[0]).astype(jnp.int32)]
     for step in range(1, depth):
         column = start + count + step - 1
-        m, caches, selection = extend(params, config, caches, drafted[-1][:, None], m, column, one_more, slot, shared)
+        m, caches, selection = extend(params, config, caches, drafted[-1][:, None], m, column, one_more, table, shared)
         used.append(indices_of(selection))
         logits.append(unembed(params, m)[:, 0])
         drafted.append(pick(step, logits[-1]).astype(jnp.int32))

@@ -20,6 +20,7 @@ from glm_jax.model.config import PRESETS, ModelConfig
 from glm_jax.program.exchange import Inbox
 from glm_jax.program.round import Program, build
 from glm_jax.program.state import RunState
+from glm_jax.rollout.pages import no_offer
 from glm_jax.rollout.requests import empty_requests
 from glm_jax.sharding import layout
 from glm_jax.sharding.mesh import make_mesh
@@ -40,20 +41,21 @@ def arguments(program: Program, config: RunConfig) -> tuple[RunState, Inbox]:
     place = lambda x, sharding: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding)
     state = jax.tree.map(place, jax.eval_shape(program.init, 0), program.shardings)
     whole = layout.replicated(program.mesh)
-    return state, jax.tree.map(lambda x: place(x, whole), inbox(config))
+    return state, jax.tree.map(lambda x: place(x, whole), inbox(config, program.shards))
 
 
-def inbox(config: RunConfig) -> Inbox:
+def inbox(config: RunConfig, shards: int) -> Inbox:
     """An inbox of a run's sizes, with nothing in it."""
-    requests, window = config.rollout.requests, config.rollout.window
+    rollout = config.rollout
     return Inbox(
-        requests=empty_requests(requests, window),
-        cancel=np.full(requests, -1, np.int32),
+        requests=empty_requests(rollout.requests, rollout.window, rollout.per_slot),
+        cancel=np.full(rollout.requests, -1, np.int32),
         batch=empty_batch(*config.shape),
         mode=np.int32(RL),
         policy_lr=np.float32(0),
         critic_lr=np.float32(0),
-        depth=np.int32(max(config.rollout.drafts, default=0)),
+        depth=np.int32(max(rollout.drafts, default=0)),
+        offer=no_offer(rollout.pool, shards) if rollout.page else None,
     )
 
 
@@ -78,7 +80,7 @@ def activation_bytes(program: Program, config: RunConfig, remat: bool = False) -
     model = dataclasses.replace(program.model, remat=program.model.remat or remat)
     setup = Setup(model, config.learn, config.rollout.temperature, config.rollout.top_p)
     params = jax.eval_shape(program.init, 0).policy.params
-    batch = jax.eval_shape(lambda b: micro(b, 0), inbox(config).batch)
+    batch = jax.eval_shape(lambda b: micro(b, 0), empty_batch(*config.shape))
 
     def kept(params, tokens, documents):
         temperatures = setup.temperature, setup.top_p

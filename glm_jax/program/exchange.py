@@ -6,6 +6,7 @@ from flax import struct
 from jaxtyping import Array, Float, Int
 
 from glm_jax.learn.batch import LearnBatch
+from glm_jax.rollout.pages import Offer, Told
 from glm_jax.rollout.requests import Log, Requests
 
 
@@ -20,6 +21,15 @@ class Inbox:
     policy_lr: Float[Array, ""]
     critic_lr: Float[Array, ""]
     depth: Int[Array, ""]  # 0, or one of RolloutConfig.drafts: drafts of each tick
+    offer: Offer | None = None  # with RolloutConfig.page
+
+
+@struct.dataclass
+class PageNews:
+    """What became of pages in a round; those of all devices stand side by side."""
+
+    told: Told  # pages that the tree holds from now on
+    lost: Int[Array, "P"]  # names of pages that it had to give up
 
 
 @struct.dataclass
@@ -27,5 +37,6 @@ class Outbox:
     """What a round hands back: a log of tokens, and figures (float32 scalars by name)."""
 
     log: Log
-    queued: Int[Array, ""]  # requests that still wait on the device
+    queued: Int[Array, "W"]  # requests that still wait on each device
     metrics: dict[str, Float[Array, ""]]
+    pages: PageNews | None = None  # with RolloutConfig.page

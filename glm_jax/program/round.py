@@ -19,11 +19,11 @@ from glm_jax.learn.update import learn, metric_names
 from glm_jax.model import weights
 from glm_jax.model.config import ModelConfig
 from glm_jax.model.weights import Transformer
-from glm_jax.program.exchange import Inbox, Outbox
+from glm_jax.program.exchange import Inbox, Outbox, PageNews
 from glm_jax.program.state import RunState
 from glm_jax.rollout import sampler, slots
 from glm_jax.rollout.config import RolloutConfig
-from glm_jax.sharding import layout
+from glm_jax.sharding import layout, manual
 from glm_jax.sharding.handoff import handoff
 from glm_jax.sharding.mesh import LayoutError
 
@@ -37,7 +37,7 @@ def run_round(
 
     Without `learns` (static) the inbox's batch is not looked at.
     """
-    device = slots.cancel(state.sampler, inbox.cancel)
+    device = slots.begin(slots.cancel(state.sampler, inbox.cancel), inbox.offer)
     device = slots.send(device, inbox.requests)
     version, seed = state.policy.version, state.seed
     with jax.named_scope("handoff"):
@@ -61,11 +61,14 @@ def run_round(
             learners, metrics = jax.lax.cond(inbox.mode != IDLE, step, skip, learners)
     else:
         learners, metrics = skip(learners)
-    if rollout.on_update == "recompute":
-        device = slots.forget(device, (inbox.mode == SFT) | (inbox.mode == RL))
+    updated = (inbox.mode == SFT) | (inbox.mode == RL)
+    device = slots.outdate(device, updated, rewrite=rollout.on_update == "recompute")
     metrics = metrics | {f"sample/{k}": v.astype(jnp.float32) for k, v in dataclasses.asdict(usage).items()}
     metrics["sample/ticks"] = log.ticks.astype(jnp.float32)
-    return RunState(*learners, device, state.seed), Outbox(log, device.queue.requests.count, metrics)
+    if device.pages is not None:
+        metrics["sample/retracted"] = jnp.sum(device.pages.retracted).astype(jnp.float32)
+    news = device.pages and PageNews(device.pages.news, device.pages.lost)
+    return RunState(*learners, device, state.seed), Outbox(log, device.queue.requests.count, metrics, news)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -74,6 +77,7 @@ class Program:
 
     model: ModelConfig
     mesh: Mesh
+    shards: int  # devices that each sample for themselves
     shardings: RunState  # of the state, leaf by leaf
     init: Callable[[int], RunState]
     round: Callable[[RunState, Inbox], tuple[RunState, Outbox]]  # the state is donated
@@ -91,7 +95,9 @@ def build(
 ) -> Program:
     """The program of a run. `params` are the policy's first weights; without them `init` draws them from the seed."""
     setup = Setup(model, config, rollout.temperature, rollout.top_p)
-    _check_rows(rollout, config, mesh)
+    with layout.tracing_for(mesh):
+        shards = manual.ways()
+    _check_rows(rollout, config, mesh, shards)
 
     def new_policy(seed):
         start = params if params is not None else weights.init(model, jax.random.key(seed))
@@ -105,9 +111,13 @@ def build(
         names = optimizer.labels(start, config.freeze_critic_attention)
         return optimizer.init(start, names, config.critic, (MAIN,))
 
+    def new_sampler():
+        with layout.tracing_for(mesh):
+            return slots.init(model, rollout)
+
     def init(seed) -> RunState:
         policy = new_policy(seed)
-        return RunState(policy, new_critic(policy), slots.init(model, rollout), jnp.asarray(seed, jnp.int32))
+        return RunState(policy, new_critic(policy), new_sampler(), jnp.asarray(seed, jnp.int32))
 
     shardings = _state_shardings(jax.eval_shape(init, 0), model, mesh)
     to_state = partial(jax.jit, donate_argnums=0, out_shardings=shardings)
@@ -122,16 +132,17 @@ def build(
     return Program(
         model=model,
         mesh=mesh,
+        shards=shards,
         shardings=shardings,
         init=jax.jit(init, out_shardings=shardings),
         round=rounds(learns=True),
         sample=rounds(learns=False),
         start_critic=to_state(lambda state: state.replace(critic=new_critic(state.policy))),
-        reset_sampler=to_state(lambda state: state.replace(sampler=slots.init(model, rollout))),
+        reset_sampler=to_state(lambda state: state.replace(sampler=new_sampler())),
     )
 
 
-def _check_rows(rollout: RolloutConfig, config: LearnConfig, mesh: Mesh) -> None:
+def _check_rows(rollout: RolloutConfig, config: LearnConfig, mesh: Mesh, shards: int) -> None:
     ways = 1
     for axis in layout.ROWS:
         ways *= mesh.shape[axis]
@@ -139,6 +150,15 @@ def _check_rows(rollout: RolloutConfig, config: LearnConfig, mesh: Mesh) -> None
     for name, size in sizes.items():
         if size % ways:
             raise LayoutError(f"{name}={size} does not divide over data × fsdp × expert = {ways} devices")
+    if not rollout.page:
+        return
+    if shards != ways:
+        raise LayoutError(f"rollout.page={rollout.page}: caches have no pages where a tensor axis splits the model")
+    if rollout.pool % shards or rollout.pool // shards < rollout.per_slot:
+        raise LayoutError(
+            f"rollout.pages={rollout.pool} on {shards} devices: each wants the same whole number of them, and at least "
+            f"{rollout.per_slot}, which hold a rollout of window={rollout.window} tokens"
+        )
 
 
 def _state_shardings(state: RunState, model: ModelConfig, mesh: Mesh) -> RunState:
@@ -163,12 +183,14 @@ def _state_shardings(state: RunState, model: ModelConfig, mesh: Mesh) -> RunStat
         return jax.tree.map(lambda _: layout.rows(mesh, dimension), tree)
 
     drafting = state.sampler.drafting
+    alone = state.sampler.queue.head.size > 1  # each device samples for itself
     return RunState(
         policy=learner(state.policy, critic=False),
         critic=learner(state.critic, critic=True),
         sampler=state.sampler.replace(
             slots=by_slot(state.sampler.slots, 0),
-            queue=jax.tree.map(lambda _: whole, state.sampler.queue),
+            queue=by_slot(state.sampler.queue, 0) if alone else jax.tree.map(lambda _: whole, state.sampler.queue),
+            pages=by_slot(state.sampler.pages, 0),
             caches=by_slot(state.sampler.caches, 1),
             drafting=drafting
             and drafting.replace(

@@ -32,18 +32,18 @@ def prefill(
     model: ModelConfig,
     drafting: Drafting,
     live: Slots,
-    slot: tuple[Int[Array, "P"], Int[Array, "P"]],
+    slot: tuple[Int[Array, "P"], Int[Array, "P N"]],
     hidden: Float[Array, "P S D"],
     start: Int[Array, "P"],
     count: Int[Array, "P"],
 ) -> Drafting:
     """Draft rows of a chunk of prompts, given the target's states. The last row of a prompt is left pending too.
 
-    `slot`: the prompts' slots, counted over all devices and from the first of each device.
+    `slot`: the prompts' slots, counted over all devices, and the pages of each.
     """
-    slot, local = slot
+    slot, table = slot
     tokens = _tokens(live.tokens[slot], start + 1, hidden.shape[1])
-    caches = _extend(view, model, drafting.caches, tokens, hidden, start, count, local)
+    caches = _extend(view, model, drafting.caches, tokens, hidden, start, count, table)
     last = jnp.take_along_axis(hidden, jnp.maximum(count - 1, 0)[:, None, None], axis=1)[:, 0]
     known = drafting.pending[slot] >= 0
     ends = (count > 0) & known & (start + count == live.length[slot] - 1)
@@ -71,6 +71,7 @@ def run_pending(
     model: ModelConfig,
     drafting: Drafting,
     live: Slots,
+    table: Int[Array, "B N"] | None,
     which: Bool[Array, "B"],
     width: int,
     leave: int,
@@ -83,7 +84,7 @@ def run_pending(
     def step(drafting: Drafting) -> Drafting:
         tokens, hidden, start = _pending(drafting, live, width)
         count = jnp.where(behind(drafting), jnp.minimum(drafting.pending, width), 0)
-        caches = _extend(view, model, drafting.caches, tokens, hidden, start, count)
+        caches = _extend(view, model, drafting.caches, tokens, hidden, start, count, table)
         held = drafting.hidden
         left = jnp.minimum(jnp.arange(held.shape[1]) + count[:, None], held.shape[1] - 1)
         return Drafting(caches, jnp.take_along_axis(held, left[..., None], axis=1), drafting.pending - count)
@@ -99,22 +100,28 @@ class Proposal(NamedTuple):
 
 
 def propose(
-    view: Transformer, model: ModelConfig, drafting: Drafting, live: Slots, depth: int, seed: Int[Array, ""]
+    view: Transformer,
+    model: ModelConfig,
+    drafting: Drafting,
+    live: Slots,
+    table: Int[Array, "B N"] | None,
+    depth: int,
+    seed: Int[Array, ""],
 ) -> tuple[Proposal, Drafting]:
     """Runs the pending draft rows of every ready slot, and drafts as far as its limit and `depth` allow."""
     width = depth + 1
     ready = live.ready & (drafting.pending > 0)
-    drafting = run_pending(view, model, drafting, live, ready, width, leave=width)
+    drafting = run_pending(view, model, drafting, live, table, ready, width, leave=width)
 
-    def run(view, caches, tokens, hidden, start, count, number, temperature, top_p):
+    def run(view, caches, tokens, hidden, start, count, number, temperature, top_p, table=None):
         def pick(step: int, logits):
             return sampling.sample(logits.astype(wide(logits.dtype)), temperature, top_p, number[:, step])[0]
 
-        return draft.propose(view, model, caches, tokens, hidden, start, count, depth, pick=pick)
+        return draft.propose(view, model, caches, tokens, hidden, start, count, depth, table, pick)
 
     number = _numbers(seed, live, depth, DRAFT)
     rows = (*_pending(drafting, live, width), jnp.where(ready, drafting.pending, 0))
-    rows = (*rows, number, live.temperature, live.top_p)
+    rows = (*rows, number, live.temperature, live.top_p, *([] if table is None else [table]))
     on_rows = each_on_its_rows(run, view, model, layout.SAMPLE, (1, *[0] * len(rows)), (0, 1))
     drafts, caches = on_rows(drafting.caches, *rows)
     offered = jnp.where(ready, jnp.clip(live.limit - live.length - 1, 0, depth), 0)
@@ -170,8 +177,9 @@ def hold(drafting: Drafting, hidden: Float[Array, "B W D"], count: Int[Array, "B
     )
 
 
-def _extend(view: Transformer, model: ModelConfig, caches: Caches, *rows: Array) -> Caches:
+def _extend(view: Transformer, model: ModelConfig, caches: Caches, *rows: Array | None) -> Caches:
     """draft.extend by each device on its slots; the caches alone."""
+    rows = [row for row in rows if row is not None]
     run = lambda view, caches, *rows: draft.extend(view, model, caches, *rows)[1]
     return each_on_its_rows(run, view, model, layout.SAMPLE, (1, *[0] * len(rows)), 1)(caches, *rows)
 

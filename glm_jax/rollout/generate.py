@@ -95,7 +95,7 @@ def generate(
             pace.add(depth, sum(len(part.tokens) for part in parts), time.perf_counter() - start)
         for part in parts:
             found[part.rollout].append(part)
-        left = bool(jax.device_get((state.slots.rollout >= 0).any() | (state.queue.requests.count > 0)))
+        left = bool(jax.device_get((state.slots.rollout >= 0).any() | (state.queue.requests.count > 0).any()))
     return [_joined(parts) for parts in found]
 
 

@@ -27,6 +27,9 @@ class Requests:
     top_p: Float[Array, "A"]
     stop: Int[Array, "A 8"]  # ids that end the rollout (the stop id itself is sampled and kept); -1 = none
     park: Int[Array, "A"]  # the id that closes a tool call: sampled, it parks the rollout in its slot; -1 = none
+    shard: Int[Array, "A"]  # whose slots it goes to: of several that sample each for itself
+    pages: Int[Array, "A N"]  # names of pages that hold its first tokens; without pages N = 0
+    shared: Int[Array, "A"]  # how many of them
     count: Int[Array, ""]
 
 
@@ -44,8 +47,8 @@ class Log:
     ticks: Int[Array, ""]  # rows used
 
 
-def empty_requests(rows: int, window: int) -> Requests:
-    """No requests, as numpy arrays, which the host fills in place."""
+def empty_requests(rows: int, window: int, pages: int = 0) -> Requests:
+    """No requests, as numpy arrays, which the host fills in place. `pages`: of a slot at most."""
     return Requests(
         tokens=np.zeros((rows, window), np.int32),
         length=np.ones((rows,), np.int32),
@@ -55,5 +58,8 @@ def empty_requests(rows: int, window: int) -> Requests:
         top_p=np.ones((rows,), np.float32),
         stop=np.full((rows, STOP_IDS), -1, np.int32),
         park=np.full((rows,), -1, np.int32),
+        shard=np.zeros((rows,), np.int32),
+        pages=np.full((rows, pages), -1, np.int32),
+        shared=np.zeros((rows,), np.int32),
         count=np.zeros((), np.int32),
     )

@@ -27,9 +27,10 @@ class Usage:
 
     decoded: Int[Array, ""]  # tokens sampled
     prefilled: Int[Array, ""]  # prompt tokens run
+    reused: Int[Array, ""]  # prompt tokens whose rows were there already, in pages that a request named
     drafted: Int[Array, ""]  # drafts verified
-    idle: Int[Array, ""]  # free slots, in ticks in which a request was left waiting
-    waiting: Int[Array, ""]  # all slots, in those ticks
+    idle: Int[Array, ""]  # free slots of a device, in ticks in which a request was left waiting for one of them
+    waiting: Int[Array, ""]  # all slots of such devices, in those ticks
 
 
 class _Loop(NamedTuple):
@@ -60,25 +61,28 @@ def run(
 
     def busy(loop: _Loop):
         held, waiting = loop.sampler.slots, loop.sampler.queue.requests.count
-        work = jnp.any(held.awake) | ((waiting > 0) & jnp.any(~held.live))
-        return (loop.log.ticks < most) & work
+        free = jnp.any(~held.live.reshape(waiting.shape[0], -1), axis=1)
+        return (loop.log.ticks < most) & (jnp.any(held.awake) | jnp.any((waiting > 0) & free))
 
     def drafts(loop: _Loop):
         known = loop.sampler.slots.awake & (loop.sampler.drafting.pending >= 0)
-        return jnp.any(known) | (loop.sampler.queue.requests.count > 0)
+        return jnp.any(known) | jnp.any(loop.sampler.queue.requests.count > 0)
 
     zero = jnp.zeros((), jnp.int32)
-    loop = _Loop(sampler, _empty_log(config, version), Usage(zero, zero, zero, zero, zero))
+    loop = _Loop(sampler, _empty_log(config, version), Usage(zero, zero, zero, zero, zero, zero))
     # A loop per depth: a choice within one loop would copy the caches.
     for each in config.drafts:
         chosen = jnp.asarray(depth) == each
         tick = partial(_tick, view, model, config, seed, each)
         loop = jax.lax.while_loop(lambda loop, chosen=chosen: chosen & busy(loop) & drafts(loop), tick, loop)
-    return jax.lax.while_loop(busy, partial(_tick, view, model, config, seed, 0), loop)
+    loop = jax.lax.while_loop(busy, partial(_tick, view, model, config, seed, 0), loop)
+    return loop._replace(sampler=slots.close(loop.sampler, version))
 
 
 def _tick(view: Transformer, model: ModelConfig, config: RolloutConfig, seed, depth: int, loop: _Loop) -> _Loop:
-    state = slots.admit(loop.sampler)
+    state = slots.admit(loop.sampler, loop.log.version, depth)
+    new = state.slots.live & (state.slots.rollout != loop.sampler.slots.rollout)
+    reused = jnp.sum(jnp.where(new, state.slots.filled, 0))
     with jax.named_scope("prefill"):
         state, prefilled = _prefill(view, model, config, depth > 0, state)
     ready = state.slots.ready
@@ -90,14 +94,17 @@ def _tick(view: Transformer, model: ModelConfig, config: RolloutConfig, seed, de
     live, ending = _append(state.slots, sampled)
     log = _write(loop.log, sampled, drafted, jnp.where(ready, live.rollout, -1), ending)
     stays = (ending == GOES_ON) | (ending == PARKED)
+    state = slots.tell(state.replace(slots=live), ~stays, loop.log.version)
     live = live.replace(rollout=jnp.where(stays, live.rollout, -1), parked=live.parked | (ending == PARKED))
     waits = state.queue.requests.count > 0
+    free = jnp.sum(~state.slots.live.reshape(waits.shape[0], -1), axis=1, dtype=jnp.int32)
     usage = Usage(
         decoded=loop.usage.decoded + jnp.sum(sampled.count),
         prefilled=loop.usage.prefilled + prefilled,
+        reused=loop.usage.reused + reused,
         drafted=loop.usage.drafted + jnp.sum(drafted),
-        idle=loop.usage.idle + jnp.where(waits, config.slots - jnp.sum(state.slots.live, dtype=jnp.int32), 0),
-        waiting=loop.usage.waiting + jnp.where(waits, config.slots, 0),
+        idle=loop.usage.idle + jnp.sum(jnp.where(waits, free, 0)),
+        waiting=loop.usage.waiting + jnp.sum(waits, dtype=jnp.int32) * (config.slots // waits.shape[0]),
     )
     return _Loop(state.replace(slots=live), log, usage)
 
@@ -137,9 +144,10 @@ def _prefill(view, model: ModelConfig, config: RolloutConfig, drafts: bool, stat
         count = jnp.where(takes > 0, jnp.minimum(live.length[slot] - 1 - start, chunk), 0)
         column = jnp.minimum(start[:, None] + jnp.arange(chunk), config.window - 1)
         tokens = live.tokens[slot[:, None], column]
-        hidden, caches = manual.extend(view, model, caches, tokens, start, count, local)
+        table = local[:, None] if state.pages is None else state.pages.table[slot]
+        hidden, caches = manual.extend(view, model, caches, tokens, start, count, table)
         if drafts:
-            drafted = drafting.prefill(view, model, drafted, live, (slot, local), hidden, start, count)
+            drafted = drafting.prefill(view, model, drafted, live, (slot, table), hidden, start, count)
         elif drafted is not None:
             place = jnp.where(count > 0, slot, config.slots)
             drafted = drafted.replace(pending=drafted.pending.at[place].set(-1, mode="drop"))
@@ -153,7 +161,8 @@ def _prefill(view, model: ModelConfig, config: RolloutConfig, drafts: bool, stat
     zero, drafted = jnp.zeros((), jnp.int32), state.drafting
     if drafts:
         # An observation stands behind rows that its rollout's last pass left pending.
-        drafted = drafting.run_pending(view, model, drafted, live, live.unfilled, 1 + max(config.drafts), leave=0)
+        width = 1 + max(config.drafts)
+        drafted = drafting.run_pending(view, model, drafted, live, state.table, live.unfilled, width, leave=0)
     carry = (live.filled, state.caches, drafted, zero, zero)
     filled, caches, drafted, total, _ = jax.lax.while_loop(goes_on, step, carry)
     return state.replace(slots=live.replace(filled=filled), caches=caches, drafting=drafted), total
@@ -172,7 +181,7 @@ def _decode(view, model: ModelConfig, state: Sampler, seed) -> tuple[Sampler, _S
     live = state.slots
     ready, last = live.ready, live.length - 1
     tokens = jnp.take_along_axis(live.tokens, last[:, None], axis=1)
-    hidden, caches = manual.extend(view, model, state.caches, tokens, last, ready.astype(jnp.int32))
+    hidden, caches = manual.extend(view, model, state.caches, tokens, last, ready.astype(jnp.int32), state.table)
     logits = unembed(view, hidden[:, 0]).astype(wide(hidden.dtype))
     number = sampling.uniform(seed, live.rollout, live.length, sampling.SAMPLE)
     token, logp = sampling.sample(logits, live.temperature, live.top_p, number)
@@ -185,11 +194,11 @@ def _decode(view, model: ModelConfig, state: Sampler, seed) -> tuple[Sampler, _S
 def _decode_drafts(view, model: ModelConfig, depth: int, state: Sampler, seed):
     """Up to depth + 1 tokens for every ready slot, and how many drafts were verified for that."""
     live = state.slots
-    proposal, drafted = drafting.propose(view, model, state.drafting, live, depth, seed)
+    proposal, drafted = drafting.propose(view, model, state.drafting, live, state.table, depth, seed)
     last = jnp.take_along_axis(live.tokens, live.length[:, None] - 1, axis=1)
     tokens = jnp.concatenate([last, proposal.drafts.token], axis=1)
     count = jnp.where(live.ready, proposal.offered + 1, 0)
-    hidden, caches = manual.extend(view, model, state.caches, tokens, live.length - 1, count)
+    hidden, caches = manual.extend(view, model, state.caches, tokens, live.length - 1, count, state.table)
     logits = unembed(view, hidden).astype(wide(hidden.dtype))
     token, logp, kept = drafting.verify(logits, proposal, live, seed)
     sampled = _Sampled(token, logp, jnp.where(live.ready, _up_to_halt(live, token, kept), 0))

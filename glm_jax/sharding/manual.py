@@ -13,6 +13,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 from jax.sharding import PartitionSpec
 from jaxtyping import Array, Float, Int
 
@@ -98,13 +99,29 @@ def extend(
     tokens: Int[Array, "B S"],
     start: Int[Array, "B"],
     count: Int[Array, "B"],
-    slot: Int[Array, "B"] | None = None,
+    table: Int[Array, "B N"] | None = None,
 ) -> tuple[Float[Array, "B S D"], Caches]:
-    """cache.extend by each device on its slots. `slot` counts from the device's first one."""
+    """cache.extend by each device on its slots. `table` counts pages from the device's first one."""
 
     def run(view, caches, *rows):
         return cache.extend(view, config, caches, *rows)
 
-    rows = (tokens, start, count) if slot is None else (tokens, start, count, slot)
+    rows = (tokens, start, count) if table is None else (tokens, start, count, table)
     split = (1, *[0] * len(rows))
     return each_on_its_rows(run, view, config, layout.SAMPLE, split, (0, 1))(caches, *rows)
+
+
+def on_each(run: Callable, share: Any, mine: Any, known: Any) -> Any:
+    """`run(shard, share, mine, known)`, which gives a new share, by each device that samples for itself.
+
+    `shard` [1] is its number; of `share` and `mine` it has its rows, of `known` everything. Without a mesh, and where
+    `tensor` splits it too, that is one device: `run` itself.
+    """
+    shards = ways()
+    if shards == 1:
+        return run(jnp.zeros((1,), jnp.int32), share, mine, known)
+    rows = PartitionSpec(target().rows)
+    on_one = jax.shard_map(
+        run, mesh=target().mesh, in_specs=(rows, rows, rows, PartitionSpec()), out_specs=rows, check_vma=False
+    )
+    return on_one(jnp.arange(shards, dtype=jnp.int32), share, mine, known)

@@ -54,6 +54,7 @@ class FakeProgram:
     anywhere ends with other weights. Rollouts take `slots` places first come, first served, over `ticks` per round.
     """
 
+    shards: int = 1
     slots: int = 4
     ticks: int = 3
     stop_share: int = 6  # one token in so many is a stop id
@@ -107,7 +108,7 @@ class FakeProgram:
         idle = (log.rollout < 0).sum() if queue else 0
         metrics = {"policy/loss": np.float32(self.loss(int(state.policy.version))), "critic/loss": np.float32(0.25)}
         metrics |= {"sample/idle": np.float32(idle), "sample/waiting": np.float32(log.rollout.size if queue else 0)}
-        return state, Outbox(log, np.asarray(len(queue), np.int32), metrics)
+        return state, Outbox(log, np.asarray([len(queue)], np.int32), metrics)
 
     def _sample(self, state: FakeState, job: dict, log: Log, tick: int, slot: int) -> None:
         digest = _digest(state.policy.params["w"].tobytes(), job["rollout"], tuple(job["tokens"]))

@@ -13,6 +13,7 @@ from glm_jax.model.config import ModelConfig
 from glm_jax.model.weights import Transformer, unstack
 from glm_jax.rollout import sampler, slots
 from glm_jax.rollout.config import RolloutConfig
+from glm_jax.rollout.pages import no_offer
 from glm_jax.rollout.requests import GOES_ON, PARKED, Log, empty_requests
 from tests.model.tiny import random_params, two_layers
 
@@ -27,8 +28,8 @@ def params():
 
 
 @partial(jax.jit, static_argnums=(0, 1))
-def _round(model, sizes, params, state, requests, cancel, depth):
-    state = slots.cancel(state, cancel)
+def _round(model, sizes, params, state, requests, cancel, depth, offer):
+    state = slots.begin(slots.cancel(state, cancel), offer)
     state = slots.send(state, requests)
     return sampler.run(unstack(params, model), model, sizes, state, jnp.int32(4), jnp.int32(11), depth)
 
@@ -45,19 +46,30 @@ class Driver:
         self.tokens, self.logp, self.ending = defaultdict(list), defaultdict(list), {}
         self.parked: set[int] = set()  # rollouts that wait for an observation
 
-    def round(self, requests=(), cancel=()) -> Log:
-        """One round. Each request is (rollout, tokens so far, limit) and, if given, more fields by name."""
-        rows = empty_requests(self.sizes.requests, WINDOW)
+    def round(self, requests=(), cancel=(), offer=(), drop=0) -> Log:
+        """One round. Each request is (rollout, tokens so far, limit) and, if given, more fields by name.
+
+        `offer` and `drop`: of pages, as in rollout.pages.Offer.
+        """
+        rows = empty_requests(self.sizes.requests, WINDOW, self.sizes.per_slot)
         for i, (rollout, tokens, limit, *more) in enumerate(requests):
             self.parked.discard(rollout)
             rows.tokens[i, : len(tokens)], rows.length[i] = tokens, len(tokens)
             rows.rollout[i], rows.limit[i] = rollout, limit
             for name, value in (more[0] if more else {}).items():
-                getattr(rows, name)[i] = value
+                place = getattr(rows, name)
+                if name == "pages":
+                    rows.shared[i], place[i, : len(value)] = len(value), value
+                else:
+                    place[i] = value
         rows = rows.replace(count=np.int32(len(requests)))
         names = np.full(self.sizes.requests, -1, np.int32)
         names[: len(cancel)] = cancel
-        self.state, log, usage = _round(self.model, self.sizes, self.weights, self.state, rows, names, self.depth)
+        given = no_offer(self.sizes.pool) if self.sizes.page else None
+        if given:
+            given.name[: len(offer)], given.drop[0] = offer, drop
+        run = partial(_round, self.model, self.sizes, self.weights)
+        self.state, log, usage = run(self.state, rows, names, self.depth, given)
         log = jax.device_get(log)
         self.logs.append(log)
         self.usages.append(jax.device_get(usage))
@@ -74,14 +86,14 @@ class Driver:
 
     @property
     def busy(self) -> bool:
-        return bool(self.state.slots.awake.any() | (self.state.queue.requests.count > 0))
+        return bool(self.state.slots.awake.any() | (self.state.queue.requests.count > 0).any())
 
     def finish(self, requests=()) -> Driver:
         """Rounds until nothing is left, the requests sent as fast as the queue takes them."""
         waiting = list(requests)
         while waiting or self.busy:
             assert len(self.logs) < 500, "the sampler goes on for ever"
-            room = min(self.sizes.requests, self.sizes.queue - int(self.state.queue.requests.count))
+            room = min(self.sizes.requests, self.sizes.queue - int(self.state.queue.requests.count.sum()))
             self.round(waiting[:room])
             waiting = waiting[room:]
         return self

@@ -138,7 +138,7 @@ def test_cancelled_rollouts_leave_slot_and_queue_and_the_rest_go_on_unchanged():
     done = Driver()
     done.round(requests)
     live, queued = [0, 1, 2], [3, 4, 5]
-    assert done.state.slots.rollout.tolist() == live and int(done.state.queue.requests.count) == 3
+    assert done.state.slots.rollout.tolist() == live and int(done.state.queue.requests.count[0]) == 3
     log = done.round(cancel=[1, 4, 77])
     assert not np.isin(log.rollout, [1, 4]).any()
     assert log.rollout[0].tolist() == [0, 3, 2], "the freed slot is refilled at once"

@@ -42,7 +42,7 @@ def test_ring_and_slots_behave_as_a_list_would_through_wrap_around_and_cancellat
         state = admit(state)
         live, queue = state.slots, state.queue
         held = [r if r >= 0 else waiting.pop(0) if waiting else -1 for r in held]
-        assert live.rollout.tolist() == held and int(queue.requests.count) == len(waiting)
+        assert live.rollout.tolist() == held and int(queue.requests.count[0]) == len(waiting)
         for slot, id in enumerate(held):
             if id >= 0:
                 assert (int(live.length[slot]), int(live.limit[slot])) == (1 + id % 5, 10 + id % 7)
