@@ -4,9 +4,10 @@
 
 Each task is an instance of the family experiments/families/copy-word: read the word in one file, write it into
 another, submit; three turns, about 57 sampled tokens. The policy (0.49 M parameters, from nothing) learns from 300
-transcripts of the oracle, up to a loss at which it gets a seventh to two fifths of held-out tasks right: it knows how calls
-are written and copies letters badly. Then come 8 batches for the critic and 80 rounds of RL with 64 rollouts each, on
-2,000 tasks. The only reward is that of the family's gated verifier, in a box of its own; what is not submitted gets 0.
+transcripts of the oracle, up to a loss at which it gets a seventh to two fifths of held-out tasks right: it knows how
+calls are written and copies letters badly. Then come 8 batches for the critic and 80 rounds of RL with 64 rollouts
+each, on 2,000 tasks. The only reward is that of the family's gated verifier, in a box of its own; what is not submitted
+gets 0.
 
 Expected, reward on 150 held-out tasks sampled at temperature 1, on two cores with nothing else to do:
 
@@ -15,8 +16,8 @@ Expected, reward on 150 held-out tasks sampled at temperature 1, on two cores wi
 | 0 | 0.393 | 0.607 | 0.753 | 0.793 | 0.820 | 8.7 |
 | 1 | 0.140 | 0.280 | 0.307 | 0.440 | 0.440 | 8.4 |
 
-The critic explains next to nothing (less than a tenth of the variance) after so little pre-training: it serves as a mean
-of rewards. Of the time two fifths go to learning, a third to sampling, a tenth to waiting for boxes.
+The critic explains next to nothing (less than a tenth of the variance) after so little pre-training: it serves as a
+mean of rewards. Of the time two fifths go to learning, a third to sampling, a tenth to waiting for boxes.
 """
 
 from ml_collections import ConfigDict

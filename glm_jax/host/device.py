@@ -13,26 +13,13 @@ import jax
 import numpy as np
 
 from glm_jax.host.errors import RunError, StallError
-from glm_jax.host.shards import Place, Shards
+from glm_jax.host.requests import Request, as_rows, padded
+from glm_jax.host.shards import Shards
 from glm_jax.learn.batch import IDLE, RL, SFT, LearnBatch, empty_batch
 from glm_jax.program.exchange import Inbox
 from glm_jax.rollout.config import RolloutConfig
 from glm_jax.rollout.log import Sampled, read_log
 from glm_jax.rollout.pace import Pace
-from glm_jax.rollout.requests import STOP_IDS, empty_requests
-
-
-@dataclass(frozen=True)
-class Request:
-    """A rollout to start or to go on with: all of its tokens so far."""
-
-    rollout: int
-    tokens: Sequence[int]
-    limit: int
-    temperature: float
-    top_p: float
-    stop: tuple[int, ...]
-    park: int = -1  # the id that closes a tool call
 
 
 @dataclass(frozen=True)
@@ -105,8 +92,8 @@ class Device:
         """Starts a round. Returns at once: the device works while the host goes on."""
         places = self.shards.send([(request.rollout, request.tokens) for request in requests], cancel)
         inbox = Inbox(
-            requests=self._requests(requests, places),
-            cancel=_padded(cancel, self.rollout.requests),
+            requests=as_rows(requests, places, self.rollout),
+            cancel=padded(cancel, self.rollout.requests),
             batch=learning.batch if learning else self._nothing,
             mode=np.asarray(learning.mode if learning else IDLE, np.int32),
             policy_lr=np.asarray(learning.policy_lr if learning else 0.0, np.float32),
@@ -164,24 +151,3 @@ class Device:
                 )
             time.sleep(pause)
             pause = min(2 * pause, 2e-3)
-
-    def _requests(self, requests: Sequence[Request], places: Sequence[Place]) -> Any:
-        rows = empty_requests(self.rollout.requests, self.rollout.window, self.rollout.per_slot)
-        for row, (request, place) in enumerate(zip(requests, places, strict=True)):
-            length = len(request.tokens)
-            if not 0 < length < request.limit <= self.rollout.window:
-                raise RunError(
-                    f"rollout {request.rollout} has {length} tokens and a limit of {request.limit} in a window of "
-                    f"{self.rollout.window}: it must hold a token, and leave room for one more."
-                )
-            rows.tokens[row, :length] = request.tokens
-            rows.length[row], rows.limit[row], rows.rollout[row] = length, request.limit, request.rollout
-            rows.temperature[row], rows.top_p[row] = request.temperature, request.top_p
-            rows.stop[row], rows.park[row] = _padded(request.stop, STOP_IDS), request.park
-            rows.shard[row], rows.shared[row] = place.shard, len(place.pages)
-            rows.pages[row, : len(place.pages)] = place.pages
-        return rows.replace(count=np.asarray(len(requests), np.int32))
-
-
-def _padded(values: Sequence[int], size: int) -> np.ndarray:
-    return np.asarray([*values, *[-1] * (size - len(values))], np.int32)

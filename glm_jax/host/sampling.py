@@ -9,11 +9,12 @@ from dataclasses import dataclass
 
 from glm_jax.data.tasks import Task
 from glm_jax.host import calls
-from glm_jax.host.device import Device, Outcome, Request
+from glm_jax.host.device import Device, Outcome
 from glm_jax.host.environments import Environments, Seen
 from glm_jax.host.errors import LedgerError
 from glm_jax.host.ledger import Ledger
 from glm_jax.host.monitor import DROP
+from glm_jax.host.requests import Request
 from glm_jax.host.rollouts import CANCELLED, EVAL, FAILED, LENGTH, REJECTED, STOP, TURNS, WALL_TIME, Rollout
 from glm_jax.host.scoring import Scorer
 from glm_jax.rollout.requests import PARKED

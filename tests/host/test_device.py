@@ -5,8 +5,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from glm_jax.host.device import Device, Request
+from glm_jax.host.device import Device
 from glm_jax.host.errors import RunError
+from glm_jax.host.requests import Request
 from glm_jax.rollout.log import read_log
 from glm_jax.rollout.requests import Log
 from tests.host.doubles import CAPACITY, FakeProgram

@@ -16,6 +16,7 @@ from glm_jax.program.round import Program, build
 from glm_jax.program.state import RunState
 from glm_jax.rollout.config import RolloutConfig
 from glm_jax.rollout.log import read_log
+from glm_jax.rollout.pages import no_offer
 from glm_jax.rollout.requests import Log, empty_requests
 from glm_jax.sharding.mesh import MeshConfig, make_mesh
 from tests.model.tiny import named_leaves, random_params, three_layers
@@ -35,21 +36,32 @@ def program(axes: dict[str, int], **changes) -> Program:
     return build(**parts, mesh=make_mesh(MeshConfig(**axes)), params=random_params(parts["model"]))
 
 
-def inbox(requests=(), batch: LearnBatch | None = None, mode: int = IDLE) -> Inbox:
-    """Each request is (rollout, tokens, limit)."""
-    rows = empty_requests(ROLLOUT.requests, ROLLOUT.window)
-    rows.temperature[:], rows.top_p[:] = ROLLOUT.temperature, ROLLOUT.top_p
+def inbox(
+    requests=(),
+    batch: LearnBatch | None = None,
+    mode: int = IDLE,
+    shards: int = 1,
+    sizes: RolloutConfig = ROLLOUT,
+) -> Inbox:
+    """Each request is (rollout, tokens, limit); the longest go first to the shard that has least to do."""
+    rows = empty_requests(sizes.requests, sizes.window, sizes.per_slot)
+    rows.temperature[:], rows.top_p[:] = sizes.temperature, sizes.top_p
     for i, (rollout, tokens, limit) in enumerate(requests):
         rows.tokens[i, : len(tokens)], rows.length[i] = tokens, len(tokens)
         rows.rollout[i], rows.limit[i] = rollout, limit
+    work = np.zeros(shards)
+    for i in np.argsort(rows.length - rows.limit, kind="stable")[: len(requests)]:
+        rows.shard[i] = work.argmin()
+        work[rows.shard[i]] += rows.limit[i] - rows.length[i]
     return Inbox(
         requests=rows.replace(count=np.int32(len(requests))),
-        cancel=np.full(ROLLOUT.requests, -1, np.int32),
+        cancel=np.full(sizes.requests, -1, np.int32),
         batch=batch or empty_batch(LEARN.micro_batches, LEARN.rows, LEARN.length),
         mode=np.int32(mode),
         policy_lr=np.float32(LR),
         critic_lr=np.float32(LR),
-        depth=np.int32(0),
+        depth=np.int32(max(sizes.drafts, default=0)),
+        offer=no_offer(sizes.pool, shards) if sizes.page else None,
     )
 
 
@@ -109,12 +121,14 @@ def scenario(program: Program) -> Run:
     """Samples twelve rollouts over two rounds, learns from them by RL, samples on; SFT, a new critic, value, RL."""
     run = Run(program, program.init(3))
     run.seen["start"] = jax.device_get(run.state)
-    run.round("sampling", inbox(prompts()))
+    run.round("sampling", inbox(prompts(), shards=program.shards))
     run.round("still sampling", inbox())
     batch = to_batch(sampled(run.logs))
-    more = [(rollout + 100, prompt, limit) for rollout, prompt, limit in prompts()]
-    run.twin = jax.device_get(program.round(jax.tree.map(jnp.copy, run.state), inbox(more))[1].log)
-    run.round("rl", inbox(more, batch, RL))
+    # One for each slot: from here on weights change, and tokens hang on when they are sampled.
+    more = [(rollout + 100, prompt, limit) for rollout, prompt, limit in prompts()[: ROLLOUT.slots]]
+    first = inbox(more, shards=program.shards)
+    run.twin = jax.device_get(program.round(jax.tree.map(jnp.copy, run.state), first)[1].log)
+    run.round("rl", inbox(more, batch, RL, program.shards))
     run.round("sampling with new weights", inbox())
     run.round("sft", inbox((), batch, SFT))
     run.state = program.start_critic(run.state)
@@ -122,7 +136,7 @@ def scenario(program: Program) -> Run:
     run.round("value", inbox((), batch, VALUE))
     run.state = program.reset_sampler(run.state)
     run.seen["reset"] = jax.device_get(run.state)
-    run.round("rl again", inbox(more[:3], batch, RL))
+    run.round("rl again", inbox(more[:3], batch, RL, program.shards))
     run.round("end", inbox())
     # A state that nobody has looked at: on a CPU numpy would share its memory, which then cannot be donated.
     unseen, _ = program.round(run.state, inbox())

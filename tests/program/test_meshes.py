@@ -39,6 +39,8 @@ def test_eight_devices_give_what_one_gives(mesh):
         close([p for _, p in mine[rollout]], logp, max(np.abs([1.0, *logp])), f"log-probs of rollout {rollout}")
     for n, metrics in enumerate(want.metrics):
         for name, value in metrics.items():
+            if n < 2 and name.startswith("sample/"):
+                continue  # more rollouts than slots: who samples when hangs on which slots there are
             close(got.metrics[n][name], value, max(1.0, abs(value)), f"round {n}: {name}")
     for state in STATES:
         for side in ("policy", "critic"):
