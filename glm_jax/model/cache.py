@@ -23,6 +23,7 @@ from glm_jax.model.target import on_cpu
 from glm_jax.model.weights import Transformer
 
 FEW_QUERIES = 8  # of a row: up to here a step is a decode step, which reads cache rows as they are
+AT_ONCE = 1 << 22  # numbers that a decode step may gather at once on a CPU
 DENSE_DECODE = 2  # decode scores all of DENSE_COLUMNS or less while they are at most so many times the selected ones
 
 
@@ -163,9 +164,11 @@ def attend(config: ModelConfig, place: Place, kind: LayerKind, p: Attention, x, 
         where = place.find(selection.index, caches.page)
         gather = lambda where, _: caches.row.at[number, *where].get(mode="promise_in_bounds")
         read = lambda query: attention.gathering(partial(gather, query[0]))(query[1])
-        # On a CPU the slots of a decode step pass for queries: a few at a time, so that its cache holds their rows.
-        flat = on_cpu() and queries <= FEW_QUERIES
-        shape = (1, -1) if flat else place.valid.shape
+        shape = place.valid.shape
+        if on_cpu() and queries <= FEW_QUERIES:
+            # In a decode step every query passes for a slot, all at once; or for a query of one slot, a few at a time.
+            gathered = selection.index.size * config.row_dim
+            shape = (-1, 1) if gathered <= AT_ONCE else (1, -1)
         args = jax.tree.map(lambda a: a.reshape(*shape, *a.shape[2:]), (q_nope, q_rope, (where, selection)))
         out, _ = attention.absorbed(p, config, *args, read)
         out = out.reshape(*place.valid.shape, *out.shape[2:])

@@ -85,17 +85,27 @@ def generate(
     state = slots.send(state, requests)
     found: list[list[Sampled]] = [[] for _ in prompts]
     view, pace = for_decoding(params, config), pace or _pace(config, sizes)
-    left = True
-    while left:
-        ticks = TRIAL_TICKS if pace.measuring else sizes.ticks
-        start, depth, compiled = time.perf_counter(), pace.next(), _run._cache_size()
+
+    def go(depth: int, ticks: int) -> tuple[int, float]:
+        """A round; gives how many tokens it sampled, and how long it took."""
+        nonlocal state
+        start = time.perf_counter()
         state, log = _run(view, config, sizes, state, *map(jnp.int32, (seed, depth, ticks)))
         parts = read_log(jax.device_get(log), depth)
-        if _run._cache_size() == compiled:
-            pace.add(depth, sum(len(part.tokens) for part in parts), time.perf_counter() - start)
+        seconds = time.perf_counter() - start
         for part in parts:
             found[part.rollout].append(part)
-        left = bool(jax.device_get((state.slots.rollout >= 0).any() | (state.queue.requests.count > 0).any()))
+        return sum(len(part.tokens) for part in parts), seconds
+
+    while bool(jax.device_get((state.slots.rollout >= 0).any() | (state.queue.requests.count > 0).any())):
+        measuring, depth = pace.measuring, pace.next()
+        if not measuring:
+            go(depth, sizes.ticks)
+            continue
+        go(depth, 1)  # compiles, and runs prompts
+        _, call = go(depth, 0)
+        tokens, seconds = go(depth, TRIAL_TICKS)
+        pace.add(depth, tokens, seconds - call)
     return [_joined(parts) for parts in found]
 
 

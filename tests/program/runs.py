@@ -50,7 +50,7 @@ def inbox(
         rows.tokens[i, : len(tokens)], rows.length[i] = tokens, len(tokens)
         rows.rollout[i], rows.limit[i] = rollout, limit
     work = np.zeros(shards)
-    for i in np.argsort(rows.length - rows.limit, kind="stable")[: len(requests)]:
+    for i in np.argsort((rows.length - rows.limit)[: len(requests)], kind="stable"):
         rows.shard[i] = work.argmin()
         work[rows.shard[i]] += rows.limit[i] - rows.length[i]
     return Inbox(
@@ -127,7 +127,8 @@ def scenario(program: Program) -> Run:
     # One for each slot: from here on weights change, and tokens hang on when they are sampled.
     more = [(rollout + 100, prompt, limit) for rollout, prompt, limit in prompts()[: ROLLOUT.slots]]
     first = inbox(more, shards=program.shards)
-    run.twin = jax.device_get(program.round(jax.tree.map(jnp.copy, run.state), first)[1].log)
+    twin = jax.device_put(jax.tree.map(jnp.copy, run.state), program.shardings)  # an empty array's copy lies elsewhere
+    run.twin = jax.device_get(program.round(twin, first)[1].log)
     run.round("rl", inbox(more, batch, RL, program.shards))
     run.round("sampling with new weights", inbox())
     run.round("sft", inbox((), batch, SFT))
