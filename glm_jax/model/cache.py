@@ -23,6 +23,7 @@ from glm_jax.model.target import on_cpu
 from glm_jax.model.weights import Transformer
 
 FEW_QUERIES = 8  # of a row: up to here a step is a decode step, which reads cache rows as they are
+APART = 2048  # beyond so many columns a CPU scores the keys of each slot by itself: most see fewer than the longest
 AT_ONCE = 1 << 22  # numbers that a decode step may gather at once on a CPU
 DENSE_DECODE = 2  # decode scores all of DENSE_COLUMNS or less while they are at most so many times the selected ones
 
@@ -155,11 +156,8 @@ def attend(config: ModelConfig, place: Place, kind: LayerKind, p: Attention, x, 
         index_key = indexer.keys(p.indexer, x, place.cos, place.sin)
         caches = caches.replace(index_key=place.write(caches.index_key, full_number, index_key))
         index_q, index_w = indexer.queries(p.indexer, config, x, c_q, place.cos, place.sin)
-        keys = partial(place.read, caches.index_key, full_number)
-        as_bits = isinstance(selection, Bits)
-        selection = indexer.choose(
-            index_q, index_w, keys, place.visible, config.index_topk, trained=False, as_bits=as_bits
-        )
+        keys, as_bits = (caches.index_key, full_number), isinstance(selection, Bits)
+        selection = _choose(config, place, index_q, index_w, keys, as_bits)
     if isinstance(selection, Indices):
         where = place.find(selection.index, caches.page)
         gather = lambda where, _: caches.row.at[number, *where].get(mode="promise_in_bounds")
@@ -179,6 +177,22 @@ def attend(config: ModelConfig, place: Place, kind: LayerKind, p: Attention, x, 
         else:
             out = attention.absorbed_all(p, config, q_nope, q_rope, kv, mask)
     return attention.output(p, out), CacheState(selection, caches)
+
+
+def _choose(config: ModelConfig, place: Place, index_q, index_w, keys, as_bits: bool) -> Selection:
+    """What new tokens select, by the index keys of a layer in (cache, layer)."""
+    choose = partial(indexer.choose, top_k=config.index_topk, trained=False, as_bits=as_bits)
+    rows, queries, columns = place.visible.shape
+    if not on_cpu() or queries > FEW_QUERIES or rows == 1 or columns <= APART:
+        return choose(index_q, index_w, partial(place.read, *keys), place.visible)
+
+    def one_row(args):
+        index_q, index_w, visible, table = jax.tree.map(lambda a: a[None], args)
+        return choose(index_q, index_w, partial(place._replace(table=table).read, *keys), visible)
+
+    table = jnp.arange(rows)[:, None] if place.table is None else place.table
+    found = jax.lax.map(one_row, (index_q, index_w, place.visible, table))
+    return jax.tree.map(lambda a: a[:, 0], found)
 
 
 def extend(

@@ -56,11 +56,11 @@ def test_every_path_gives_the_same_logits_loss_and_gradients(name, chunk, dense_
     assert all(np.abs(want[leaf]).max() > 0 for leaf in want if not leaf.endswith(".mlp.bias"))
 
 
-def decode(config, view, tokens, prefill: int, chunk: int):
+def decode(config, view, tokens, prefill: int, chunk: int, table=None, page: int = 0):
     """Logits of every column from `prefill` on, the first `prefill` columns run in chunks."""
     rows, columns = tokens.shape
-    step = jax.jit(lambda c, t, s, n: caches.extend(view, config, c, t, s, n))
-    state, logits = caches.init(config, rows, columns), []
+    step = jax.jit(lambda c, t, s, n: caches.extend(view, config, c, t, s, n, table))
+    state, logits = caches.init(config, rows, columns) if table is None else caches.init(config, 11, page), []
     at = np.zeros(rows, np.int32)
     while at[0] < columns:
         size = min(chunk, prefill - at[0]) if at[0] < prefill else 1
@@ -85,6 +85,19 @@ def test_decode_equals_the_full_forward_pass_with_layers_one_by_one_and_stacked(
         monkeypatch.setattr(caches, "DENSE_COLUMNS", 4)
         monkeypatch.setattr(indexer, "FEWEST_COLUMNS", 4)
         np.testing.assert_allclose(decode(config, params, tokens, 7, 4), want, atol=2e-5)
+        monkeypatch.setattr(caches, "APART", 4)  # keys scored slot by slot, as decode steps in long windows do
+        np.testing.assert_allclose(decode(config, params, tokens, 7, 4), want, atol=2e-5)
+
+
+@pytest.mark.parametrize("topk, apart", [(6, 2048), (6, 4), (64, 2048)])
+def test_pages_in_any_order_give_what_columns_in_one_piece_give(topk, apart, monkeypatch):
+    config = tiny_config(index_topk=topk)
+    params, tokens = random_params(config), random_tokens(config, 2, 14)
+    view = weights.unstack(params, config)
+    want = decode(config, view, tokens, 7, 4)
+    monkeypatch.setattr(caches, "APART", apart)
+    table = jnp.array([[9, 2, 7, 0, 5], [1, 10, 3, 8, 4]], jnp.int32)
+    np.testing.assert_allclose(decode(config, view, tokens, 7, 4, table, page=3), want, atol=2e-6)
 
 
 def test_what_a_cache_held_before_changes_no_result():
