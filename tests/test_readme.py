@@ -36,6 +36,7 @@ SMOKE: dict[str, list[str] | None] = {
     "glm-jax convert": [],
     "glm-jax bench rl": ["--smoke", "--repeats=1"],
     "glm-jax bench model": ["--smoke", "--repeats=1"],
+    "glm-jax bench rollout": ["--smoke", "--repeats=1"],
     "glm-jax bench sparsity": ["--smoke", "--repeats=1"],
     "glm-jax bench checkpoint": ["--smoke", "--repeats=1"],
     "glm-jax bench flops": [],

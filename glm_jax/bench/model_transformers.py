@@ -28,7 +28,7 @@ def main(folder: str, size: str, implementation: str) -> None:
             made = model.generate(tokens, attention_mask=torch.ones_like(tokens), **options)
         assert made.shape == (prompts, length + new)
 
-    text = shape.SHORT if size == "smoke" else shape.LONG
+    text = shape.TEXTS[size]
 
     def iteration() -> dict[str, float]:
         return shape.timed(text.alone, text.new, generate, duel.cpu_seconds) | {"peak_mib": duel.peak_mib()}

@@ -90,7 +90,29 @@ class Text:
         return [(1, length) for length in self.prompts]
 
 
+@dataclasses.dataclass(frozen=True)
+class Crowd:
+    """Greedy continuation of many prompts at once."""
+
+    prompts: int = 64
+    length: int = 24
+    new: int = 64
+
+    @property
+    def alone(self) -> list[tuple[int, int]]:
+        return [(self.prompts, self.length)]
+
+
 LONG, SHORT = Text(), Text(prompts=(40, 80), new=4, batch=2)
+CROWDS = {"crowd": Crowd(), "crowd_smoke": Crowd(prompts=4, length=8, new=4)}
+TEXTS = {"full": LONG, "smoke": SHORT, **CROWDS}
+
+
+def rate(figures: dict[str, float], crowd: Crowd) -> float:
+    """Tokens per second that the figures of `timed` come to, the prompts' time included."""
+    name = f"{crowd.prompts} x {crowd.length}"
+    seconds = figures[f"prefill {name}"] + crowd.new * figures[f"decode {name}"]
+    return crowd.prompts * (crowd.new + 1) / seconds
 
 
 def timed(

@@ -92,6 +92,13 @@ def _model(command: Command) -> str:
     return model.run(options.repeats, options.peer_python, _report(command), options.smoke)
 
 
+def _rollout(command: Command) -> str:
+    from glm_jax.bench import rollout
+
+    options = command.flags
+    return rollout.run(options.repeats, options.peer_python, _report(command), options.smoke)
+
+
 def _critic(command: Command) -> str:
     # jax is imported here and not above, so that --help answers at once.
     from glm_jax.bench import critic
@@ -165,6 +172,12 @@ BENCHES = {
         "operations and cache bytes per token of the 744B model, 4k to 1M context", _define_json, (), _flops
     ),
     "model": Bench("prefill and decode of a 17 M-parameter model, beside transformers", _define_duel, (), _model),
+    "rollout": Bench(
+        "the sampler as an engine: a crowd beside transformers, ragged lengths, prefixes, drafts, a long prompt",
+        _define_duel,
+        (),
+        _rollout,
+    ),
     "sparsity": Bench(
         "what a prompt's token costs from 4k to 32k context, attention and indexer apart",
         _define_sparsity,

@@ -44,8 +44,13 @@ class Engine:
         self._next = 0
 
     @property
+    def pending(self) -> int:
+        """Requests that have not ended."""
+        return len(self._waiting) + len(self.running)
+
+    @property
     def busy(self) -> bool:
-        return bool(self._waiting or self.running)
+        return self.pending > 0
 
     def submit(
         self,
