@@ -271,7 +271,7 @@ def table(found: dict[str, dict], sizes: Sizes) -> list[str]:
     low, high = sizes.lengths
     titles = {
         "ragged": f"{sizes.requests} requests of {low} to {high} new tokens, {sizes.slots} slots",
-        "prefixes": f"{sizes.requests} prompts of {sizes.prompt} tokens and 16 new ones; per cent of the prompt in common",
+        "prefixes": f"{sizes.requests} prompts of {sizes.prompt} tokens, 16 new ones each; per cent in common",
         "drafts": "drafts of a layer with random weights, which are hardly ever right: what they cost",
         "gap": f"milliseconds between tokens of {sizes.running} slots, around a prompt of {sizes.long:,} tokens",
     }
@@ -287,6 +287,6 @@ def table(found: dict[str, dict], sizes: Sizes) -> list[str]:
     lines += [
         "",
         f"{steady['rounds']} rounds of requests that come and go: after the first tenth {steady['compiled later']} "
-        f"compilations; peak memory {steady['peak MiB, a tenth']:,.0f} MiB then, {steady['peak MiB, all']:,.0f} at last.",
+        f"compilations; peak memory {steady['peak MiB, a tenth']:,.0f} MiB, and {steady['peak MiB, all']:,.0f} at last.",
     ]
     return lines

@@ -73,7 +73,7 @@ class Device:
         self.program, self.state, self.rollout, self.patience = program, state, rollout, patience
         self.version = int(state.policy.version)
         self.round = 0
-        self.shards = Shards(rollout, program.shards)
+        self.shards = Shards(rollout, program.shards, reuse=not deterministic)
         self.pending: deque[_Sent] = deque()
         self._nothing = empty_batch(*shape)
         self.pace = Pace(rollout.drafts, deterministic)

@@ -34,11 +34,12 @@ class _Shard:
 class Shards:
     """Keeps the shard and the tokens of every rollout that the device has to do with.
 
-    A rollout stays where it was first sent: its pages, or its parked slot, are there.
+    A rollout stays where it was first sent: its pages, or its parked slot, are there. Without `reuse` no request names
+    pages: rows that were there already differ in their last bits from rows run anew.
     """
 
-    def __init__(self, config: RolloutConfig, count: int = 1):
-        self.config, self.count = config, count
+    def __init__(self, config: RolloutConfig, count: int = 1, reuse: bool = True):
+        self.config, self.count, self.reuse = config, count, reuse and config.page > 0
         self.asked = self.named = 0  # tokens sent to queues, and those of them that a tree had pages of
         self._sent: deque[list[int]] = deque()  # requests for each queue, of rounds under way
         self.reset()
@@ -125,7 +126,7 @@ class Shards:
             self._parked.discard(rollout)
             return Place(self._of[rollout])
         known = [self._of[rollout]] if rollout in self._of else range(self.count)
-        found = {s: tree.match(tokens) if (tree := self._shards[s].prefixes) else [] for s in known}
+        found = {s: self._shards[s].prefixes.match(tokens) if self.reuse else [] for s in known}
         by_worth = lambda s: (self._room(s) > 0, len(found[s]), -len(self._shards[s].rollouts))
         shard = max(found, key=by_worth)
         self._of[rollout] = shard

@@ -33,7 +33,7 @@ def get_config():
     config.model.preset = "small"
     widths = dict(hidden_size=32, intermediate_size=64, moe_intermediate_size=32, q_lora_rank=16, kv_lora_rank=16)
     config.model.changes = dict(widths, index_topk=8)
-    config.rollout.update(slots=8, window=24, ticks=8, queue=16, requests=8, prefill_slots=4, prefill_chunk=8)
+    config.rollout.update(slots=8, window=24, ticks=8, queue=16, requests=8, prefill_slots=4, prefill_chunk=8, page=4)
     config.learn.update(micro_batches=2, rows=8, length=24)
     config.tasks.update(train_size=64, eval_size=8, template="{metadata[word]}\\n")
     config.tasks.families = (dict(name="spell_backward", settings=dict(min_word_len=3, max_word_len=5)),)

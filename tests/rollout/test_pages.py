@@ -14,6 +14,8 @@ from glm_jax.rollout import slots
 from tests.rollout.driver import SIZES, Driver, some_requests
 from tests.rollout.test_parking import OBSERVED, parking
 
+pytestmark = pytest.mark.usefixtures("hasty_compiles")
+
 
 def paged(page: int = 4, pages: int = 0, **changes):
     return dataclasses.replace(SIZES, page=page, pages=pages, **changes)
@@ -71,7 +73,7 @@ def same(done: Driver, want: Driver) -> None:
         np.testing.assert_allclose(logp, want.logp[rollout], atol=2e-6)
 
 
-@pytest.mark.parametrize("page, pages, ticks", [(4, 0, 6), (3, 8, 1), (4, 5, 64), (20, 1, 64)])
+@pytest.mark.parametrize("page, pages, ticks", [(4, 60, 6), (3, 8, 1), (4, 5, 6), (20, 1, 64)])
 def test_pages_their_number_and_yielding_them_change_no_token(page, pages, ticks):
     done = Paged(paged(page, pages, ticks=ticks)).finish(some_requests())
     same(done, finished())
@@ -129,28 +131,28 @@ def test_names_of_pages_that_went_to_others_are_not_believed():
 
 
 def test_the_tree_gives_up_in_its_order_and_only_as_much_as_is_wanted():
-    done = Paged(paged(pages=8))
+    done = Paged(paged(pages=6))
     done.finish([(1, [3, 1, 4, 1, 5, 9, 2, 6], 10), (2, [2, 7, 1, 8, 2, 8, 1, 8], 10)])
     assert [len(done.told[r]) for r in (1, 2)] == [2, 2]
     order = [done.told[2][1], done.told[1][1], done.told[2][0], done.told[1][0]]
-    done.round([(3, [9] * 18, 20)], offer=order)  # wants 5 pages, and 4 are free
-    assert done.lost == [order[0]] and done.kept() & set(order) == set(order[1:])
-    done.round(offer=order[1:], drop=2)
-    assert done.kept() & set(order) == {order[3]}
+    done.round([(3, [9] * 10, 20)], offer=order)  # wants 3 pages at once and another soon, and 2 are free
+    assert sorted(done.lost) == sorted(order[:2]) and done.kept() & set(order) == set(order[2:])
+    done.round(offer=order[2:], drop=1)
+    assert order[2] not in done.kept()
 
 
 def test_what_was_told_and_what_the_queue_names_yield_before_a_running_rollout_does():
-    done = Paged(paged(pages=5, slots=1, prefill_slots=1, ticks=64))
+    done = Paged(paged(pages=5, slots=1, prefill_slots=1, ticks=3))
     done.round([(1, [3, 1, 4, 1, 5, 9, 2, 6], 9)])
     names = done.told[1]
     # One slot: the second waits with pages that it names; the first wants them, and the tree offers nothing.
-    done.round([(2, [9] * 8, 20), (3, [3, 1, 4, 1, 5, 9, 2, 6, 1], 12, {"pages": names})])
+    done.finish([(2, [9] * 8, 20), (3, [3, 1, 4, 1, 5, 9, 2, 6, 1], 12, {"pages": names})])
     assert done.ending.keys() == {1, 2, 3} and done.retracted == 0
 
 
 def test_an_update_makes_queued_requests_forget_what_they_named():
     for rewrite in (False, True):
-        done = Paged(paged(slots=1, prefill_slots=1, ticks=3))
+        done = Paged(paged(pages=5, slots=1, prefill_slots=1, ticks=3))
         done.finish([(1, [3, 1, 4, 1, 5, 9, 2, 6], 9)])
         done.round([(2, [9] * 4, 20), (3, [3, 1, 4, 1, 5, 9, 2, 6, 1], 12, {"pages": done.told[1]})])
         assert int(done.state.queue.requests.shared.sum()) == 2 and int(done.state.slots.filled[0]) > 0
@@ -180,7 +182,7 @@ def test_a_parked_rollout_that_yields_comes_back_with_its_observation():
 
 
 def test_pages_come_back_from_cancelled_rollouts_wherever_they_stand():
-    done = Paged(paged(pages=6, ticks=2))
+    done = Paged(paged(pages=6))
     done.finish([(1, [3, 1, 4, 1, 5, 9, 2, 6], 9)])
     done.round(
         [
