@@ -181,14 +181,13 @@ def gap(config: ModelConfig, params, sizes: Sizes) -> dict[str, dict[str, float]
             server.submit(_tokens(rng, config, 24), new)
         while len(server.round()) < sizes.running:
             pass
-        tick = lambda: _timed(server.round)
-        before = [tick()[0] for _ in range(16)]
+        before = [_timed(server.round)[0] for _ in range(16)]
         long, during, sampled = server.submit(_tokens(rng, config, sizes.long), 64), [], []
         while long not in sampled:
-            seconds, parts = tick()
+            seconds, parts = _timed(server.round)
             sampled = [part.rollout for part in parts]
             during.append(seconds)
-        after = [tick()[0] for _ in range(16)]
+        after = [_timed(server.round)[0] for _ in range(16)]
         spans = {"before": median(before), "during, longest": max(during), "after": median(after)}
         found[f"prefill_steps={steps}"] = {name: 1e3 * seconds for name, seconds in spans.items()}
     return found
@@ -286,7 +285,8 @@ def table(found: dict[str, dict], sizes: Sizes) -> list[str]:
     steady = found["steady"]
     lines += [
         "",
-        f"{steady['rounds']} rounds of requests that come and go: after the first tenth {steady['compiled later']} "
-        f"compilations; peak memory {steady['peak MiB, a tenth']:,.0f} MiB, and {steady['peak MiB, all']:,.0f} at last.",
+        f"{steady['rounds']} rounds of requests that come and go, after the first tenth: "
+        f"{steady['compiled later']} compilations, peak memory {steady['peak MiB, a tenth']:,.0f} MiB, at the end "
+        f"{steady['peak MiB, all']:,.0f} MiB.",
     ]
     return lines
