@@ -41,7 +41,6 @@ def get_config() -> ConfigDict:
 
     config.rollout.slots = 64
     config.rollout.window = 160
-    config.rollout.page = 16
     config.rollout.ticks = 64
     config.rollout.queue = 256
     config.rollout.requests = 256

@@ -20,7 +20,7 @@ from glm_jax.program.exchange import PageNews
 from glm_jax.rollout import sampler, slots
 from glm_jax.rollout.config import RolloutConfig
 from glm_jax.rollout.log import Sampled, read_log
-from glm_jax.rollout.requests import GOES_ON
+from glm_jax.rollout.requests import GOES_ON, STOP_IDS
 
 
 class Engine:
@@ -59,10 +59,11 @@ class Engine:
         temperature: float = 0.0,
         top_p: float = 1.0,
         stop: Sequence[int] = (),
+        number: int | None = None,
     ) -> int:
-        """Asks for up to `new` tokens after `tokens`; returns the request's number.
+        """Asks for up to `new` tokens after `tokens`; returns the request's number: by default one that was never used.
 
-        Raises RunError where both together do not fit the window.
+        Raises RunError where both together do not fit the window, for more than 8 stop ids, and for a number in use.
         """
         limit = len(tokens) + new
         if not tokens or new < 1 or limit > self.sizes.window:
@@ -70,7 +71,12 @@ class Engine:
                 f"{len(tokens)} tokens and {new} new ones: both have to be at least 1, and together at most the window "
                 f"of {self.sizes.window}."
             )
-        number, self._next = self._next, self._next + 1
+        if len(stop) > STOP_IDS:
+            raise RunError(f"{len(stop)} stop ids given, at most {STOP_IDS} are looked at.")
+        if number is None:
+            number, self._next = self._next, self._next + 1
+        elif number in self.running or any(request.rollout == number for request in self._waiting):
+            raise RunError(f"request {number} has not ended: give another number.")
         self._waiting.append(Request(number, list(tokens), limit, temperature, top_p, tuple(stop)))
         return number
 

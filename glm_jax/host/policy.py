@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import random
+import threading
 import uuid
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -14,11 +15,14 @@ from glm_jax.data.file_tokenizer import FileTokenizer, TokenizerError
 from glm_jax.data.tokenizer import Tokenizer, tokenizer_of
 from glm_jax.envs.agents.chat import DEFAULT, ChatError, Message, Sampling, ToolCall, Turn, Usage
 from glm_jax.host import calls
+from glm_jax.host.engine import Engine
 from glm_jax.io import hf
 from glm_jax.model.config import ModelConfig
 from glm_jax.model.weights import Transformer
-from glm_jax.rollout.generate import generate
+from glm_jax.rollout.config import RolloutConfig
+from glm_jax.rollout.generate import Completion, joined
 
+PAGE, KEPT = 16, 4  # columns of a page; conversations of full length that pages are kept of
 NO_CALL = "malformed"  # the name of a call that is none: the tools answer that they have none of that name
 
 
@@ -38,6 +42,8 @@ class Policy:
         calls.check(tokenizer)
         self._params, self._config, self._tokenizer = params, config, tokenizer
         self._observation, self._turn = observation, turn
+        self._engine: Engine | None = None
+        self._lock = threading.Lock()
         self._made: dict[str, list[int]] = {}  # sampled ids by the call's id, or by the text of a turn without one
 
     @classmethod
@@ -56,11 +62,9 @@ class Policy:
         """The next turn, sampled from the whole conversation. Raises ChatError where its start cannot be laid out."""
         prompt = self._ids(messages, tools)
         close, stops = self._tokenizer.tags[calls.CLOSE], self._tokenizer.stop_ids
-        (made,) = await asyncio.to_thread(
-            generate,
-            self._params,
-            self._config,
-            [prompt],
+        made = await asyncio.to_thread(
+            self._complete,
+            prompt,
             min(sampling.max_tokens, self._turn),
             sampling.temperature,
             sampling.top_p,
@@ -80,6 +84,22 @@ class Policy:
             output_ids=tuple(ids),
             logprobs=tuple(made.logp),
         )
+
+    def _complete(
+        self, prompt: Sequence[int], new: int, temperature: float, top_p: float, stop: Sequence[int], seed: int
+    ) -> Completion:
+        """One turn at a time, by an engine that keeps what earlier turns computed; a larger one for longer turns."""
+        with self._lock:
+            longest = len(prompt) + new
+            if self._engine is None or self._engine.sizes.window < longest:
+                self._engine = Engine(self._params, self._config, _sizes(1 << max(9, longest.bit_length())))
+            engine = self._engine
+            engine.seed = seed
+            engine.submit(prompt, new, temperature, top_p, stop, number=0)  # the number is part of what is drawn
+            parts = []
+            while engine.busy:
+                parts += engine.round()
+            return joined(parts)
 
     def _call(self, ids: Sequence[int]) -> ToolCall:
         name = f"call-{uuid.uuid4().hex[:12]}"
@@ -120,6 +140,22 @@ class Policy:
         for call in wanted:
             ids += calls.write(call["function"]["name"], json.loads(call["function"]["arguments"]), self._tokenizer)
         return ids
+
+
+def _sizes(window: int) -> RolloutConfig:
+    """One slot, and pages for four conversations."""
+    pages = KEPT * -(-window // PAGE)
+    return RolloutConfig(
+        slots=1,
+        window=window,
+        ticks=window,
+        queue=1,
+        requests=1,
+        prefill_slots=1,
+        prefill_chunk=64,
+        page=PAGE,
+        pages=pages,
+    )
 
 
 def _before_call(ids: Sequence[int], tokenizer: Tokenizer) -> Sequence[int]:

@@ -106,10 +106,11 @@ def generate(
         _, call = go(depth, 0)
         tokens, seconds = go(depth, TRIAL_TICKS)
         pace.add(depth, tokens, seconds - call)
-    return [_joined(parts) for parts in found]
+    return [joined(parts) for parts in found]
 
 
-def _joined(parts: list[Sampled]) -> Completion:
+def joined(parts: Sequence[Sampled]) -> Completion:
+    """What rounds sampled for one prompt, in their order."""
     return Completion(
         tokens=[token for part in parts for token in part.tokens],
         logp=[logp for part in parts for logp in part.logp],

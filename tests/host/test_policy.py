@@ -9,9 +9,10 @@ import pytest
 
 from glm_jax.data.tokenizer import ByteTokenizer
 from glm_jax.envs.agents.chat import ChatError, Sampling
-from glm_jax.host import calls, policy
+from glm_jax.host import calls
 from glm_jax.host.policy import NO_CALL, Policy
-from glm_jax.rollout.generate import Completion
+from glm_jax.rollout.generate import Completion, generate
+from tests.model.tiny import random_params, two_layers
 
 TOKENIZER = ByteTokenizer()
 CLOSE, EOS = TOKENIZER.tags[calls.CLOSE], TOKENIZER.eos_id
@@ -24,12 +25,12 @@ def agent(monkeypatch):
     agent = Policy(None, None, TOKENIZER, observation=8, turn=50)
     agent.says, agent.heard = [], []
 
-    def generate(params, config, prompts, most, temperature, top_p, stop, seed):
-        agent.heard.append((prompts[0], most, temperature, top_p, stop, seed))
+    def complete(prompt, most, temperature, top_p, stop, seed):
+        agent.heard.append((prompt, most, temperature, top_p, stop, seed))
         ids = agent.says.pop(0)
-        return [Completion(ids, [-0.5] * len(ids))]
+        return Completion(ids, [-0.5] * len(ids))
 
-    monkeypatch.setattr(policy, "generate", generate)
+    monkeypatch.setattr(agent, "_complete", complete)
     return agent
 
 
@@ -74,3 +75,22 @@ def test_a_conversation_without_a_task_is_refused(agent):
         chat(agent, TASK[:1])
     with pytest.raises(ChatError, match="a message of 'user' follows the task"):
         chat(agent, [*TASK, TASK[1]])
+
+
+def test_a_turn_is_what_generate_gives_and_the_next_one_runs_only_what_is_new():
+    model = two_layers(vocab_size=TOKENIZER.vocab_size)
+    params = random_params(model)
+    agent = Policy(params, model, TOKENIZER, observation=8, turn=24)
+    first = chat(agent, TASK, temperature=0.9, seed=5)
+    stop = (CLOSE, *TOKENIZER.stop_ids)
+    (want,) = generate(params, model, [list(first.prompt_ids)], 24, 0.9, 1.0, stop, seed=5)
+    assert list(first.output_ids) == want.tokens
+    said = {"role": "assistant", "content": first.text}
+    talk = [*TASK, first.message() if first.tool_calls else said]
+    second = chat(agent, talk, temperature=0.0)
+    assert second.prompt_ids[: len(first.prompt_ids)] == first.prompt_ids
+    (want,) = generate(params, model, [list(second.prompt_ids)], 24, 0.0, 1.0, stop)
+    assert list(second.output_ids) == want.tokens
+    again = chat(agent, talk, temperature=0.0)
+    assert again.output_ids == second.output_ids
+    assert agent._engine.usage["reused"] >= (len(second.prompt_ids) - 1) // 16 * 16
