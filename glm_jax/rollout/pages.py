@@ -212,8 +212,10 @@ def grow(pages: Pages, want: Int[Array, "B"], version: Int[Array, ""]) -> Pages:
     nth_of_slot = (jnp.cumsum(more) - more - pages.held)[:, None] + jnp.arange(width)
     table = jnp.where(which, numbers[jnp.clip(nth_of_slot, 0, total - 1)], pages.table)
     place = jnp.where(which, table, total)
+    # The last name that fits an integer is followed by the first.
+    renamed = jnp.where(pages.name > jnp.iinfo(jnp.int32).max - total, pages.name % total, pages.name + total)
     return pages.replace(
-        name=pages.name.at[place].add(total, mode="drop"),
+        name=pages.name.at[place].set(renamed.at[place].get(mode="clip"), mode="drop"),
         holders=pages.holders.at[place].set(1, mode="drop"),
         table=table,
         held=pages.held + more,

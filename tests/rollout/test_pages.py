@@ -10,7 +10,7 @@ import jax
 import numpy as np
 import pytest
 
-from glm_jax.rollout import slots
+from glm_jax.rollout import pages, slots
 from tests.rollout.driver import SIZES, Driver, some_requests
 from tests.rollout.test_parking import OBSERVED, parking
 
@@ -198,3 +198,12 @@ def test_pages_come_back_from_cancelled_rollouts_wherever_they_stand():
     kept = int(done.state.pages.kept.sum())
     done.round()
     assert int((done.state.pages.holders > 0).sum()) == kept
+
+
+def test_names_begin_anew_before_they_overflow():
+    last = np.iinfo(np.int32).max
+    held = pages.init(2, 4, 2)
+    held = held.replace(name=held.name + 4 * ((last - held.name) // 4))
+    assert (held.name > last - 4).all()
+    grown = jax.jit(pages.grow)(held, np.array([2, 1], np.int32), np.int32(0))
+    assert grown.name[:3].tolist() == [0, 1, 2] and grown.name[3] == held.name[3]
