@@ -80,25 +80,28 @@ def generate(
         prefill_chunk=min(PREFILL_CHUNK, _round_up(longest, 32)),
         drafts=depths,
     )
+    pace = pace or _pace(config, sizes)
+    if depths and not pace.measuring and pace.next() == 0:
+        sizes = dataclasses.replace(sizes, drafts=())  # so that nothing is kept for drafts that are not made
     requests = _requests(prompts, window, max_new_tokens, temperature, top_p, stop)
-    state = slots.init(config, sizes)
-    state = slots.send(state, requests)
+    view, state = _start(params, config, sizes, requests)
     found: list[list[Sampled]] = [[] for _ in prompts]
-    view, pace = for_decoding(params, config), pace or _pace(config, sizes)
+    left = True
 
     def go(depth: int, ticks: int) -> tuple[int, float]:
         """A round; gives how many tokens it sampled, and how long it took."""
-        nonlocal state
+        nonlocal state, left
         start = time.perf_counter()
-        state, log = _run(view, config, sizes, state, *map(jnp.int32, (seed, depth, ticks)))
-        parts = read_log(jax.device_get(log), depth)
+        state, *out = _run(view, config, sizes, state, *map(np.int32, (seed, depth, ticks)))
+        log, left = jax.device_get(out)
+        parts = read_log(log, depth)
         seconds = time.perf_counter() - start
         for part in parts:
             found[part.rollout].append(part)
         return sum(len(part.tokens) for part in parts), seconds
 
-    while bool(jax.device_get((state.slots.rollout >= 0).any() | (state.queue.requests.count > 0).any())):
-        measuring, depth = pace.measuring, pace.next()
+    while left:
+        measuring, depth = pace.measuring, pace.next() if sizes.drafts else 0
         if not measuring:
             go(depth, sizes.ticks)
             continue
@@ -124,10 +127,15 @@ def _pace(config: ModelConfig, sizes: RolloutConfig) -> Pace:
     return Pace(sizes.drafts)
 
 
+@partial(jax.jit, static_argnums=(1, 2))
+def _start(params, config, sizes, requests):
+    return for_decoding(params, config), slots.send(slots.init(config, sizes), requests)
+
+
 @partial(jax.jit, static_argnums=(1, 2), donate_argnums=3)
 def _run(view, config, sizes, state, seed, depth, ticks):
     state, log, _ = sampler.run(view, config, sizes, state, jnp.int32(0), seed, depth, ticks)
-    return state, log
+    return state, log, jnp.any(state.slots.live) | jnp.any(state.queue.requests.count > 0)
 
 
 def _requests(prompts, window, max_new_tokens, temperature, top_p, stop) -> Requests:
