@@ -6,8 +6,8 @@ from dataclasses import dataclass, field
 
 from glm_jax.data.tasks import TaskConfig
 from glm_jax.host.environments import ToolConfig
-from glm_jax.host.router import StalenessConfig
 from glm_jax.host.stages import DRAFT, RL, SFT, STAGES, SUPERVISED, VALUE, Stage, StageConfig, lay_out
+from glm_jax.host.staleness import StalenessConfig
 from glm_jax.learn.config import LearnConfig
 from glm_jax.model.config import PRESETS
 from glm_jax.rollout.config import RolloutConfig

@@ -12,7 +12,7 @@ from glm_jax.host.device import Outcome
 from glm_jax.host.goodput import Goodput
 from glm_jax.host.ledger import Book
 from glm_jax.host.rollouts import FATES, LENGTH, Rollout
-from glm_jax.host.router import lags
+from glm_jax.host.staleness import lags
 from glm_jax.learn.batch import DRAFT, RL, SFT, VALUE
 
 SAMPLE = "sample/"

@@ -22,9 +22,9 @@ from glm_jax.host.goodput import ADMIT, CHECKPOINT, COMPILE, DATA, ENVIRONMENTS,
 from glm_jax.host.material import Examples, Prompts
 from glm_jax.host.plan import Plan
 from glm_jax.host.rollouts import REJECTED, TRAIN, TRAINED, Rollout
-from glm_jax.host.router import Choice, Unit, choose, most_units
 from glm_jax.host.sampling import Sampling
 from glm_jax.host.stages import RL, SFT, SMOOTHED, SUPERVISED, VALUE, Stage, learning_rate, stage_at
+from glm_jax.host.staleness import Choice, Unit, choose, most_units
 from glm_jax.io.checkpoints import SCORE
 from glm_jax.learn.batch import MODES
 from glm_jax.report.plots import Sample

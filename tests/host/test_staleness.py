@@ -7,7 +7,7 @@ import random
 
 import pytest
 
-from glm_jax.host.router import Choice, StalenessConfig, Unit, choose, most_units, stale
+from glm_jax.host.staleness import Choice, StalenessConfig, Unit, choose, most_units, stale
 
 WAIT = lambda tau: StalenessConfig(tau, "wait")
 DROP = lambda tau: StalenessConfig(tau, "drop")

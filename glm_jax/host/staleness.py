@@ -35,7 +35,7 @@ class StalenessConfig:
 
 @dataclass(frozen=True)
 class Unit:
-    """What the router knows of a rollout, or of the rollouts of one prompt."""
+    """What the bound knows of a rollout, or of the rollouts of one prompt."""
 
     key: int
     oldest: int  # version of the oldest token, or a lower bound of it while none has been seen
