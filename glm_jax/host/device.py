@@ -13,6 +13,7 @@ import jax
 import numpy as np
 
 from glm_jax.host.errors import RunError, StallError
+from glm_jax.host.router import Job
 from glm_jax.host.shards import Place, Shards
 from glm_jax.learn.batch import IDLE, RL, SFT, LearnBatch, empty_batch
 from glm_jax.program.exchange import Inbox
@@ -33,6 +34,14 @@ class Request:
     top_p: float
     stop: tuple[int, ...]
     park: int = -1  # the id that closes a tool call
+    kind: str = ""  # rollouts of a kind become about equally long
+    sampled: int = 0  # of the tokens
+
+    @property
+    def job(self) -> Job:
+        """For the router."""
+        count = len(self.tokens)
+        return Job(self.rollout, self.kind, self.sampled, most=self.limit - count, prompt=count)
 
 
 @dataclass(frozen=True)
@@ -103,7 +112,7 @@ class Device:
 
     def dispatch(self, requests: Sequence[Request], cancel: Sequence[int], learning: Learning | None) -> None:
         """Starts a round. Returns at once: the device works while the host goes on."""
-        places = self.shards.send([(request.rollout, request.tokens) for request in requests], cancel)
+        places = self.shards.send([(request.job, request.tokens) for request in requests], cancel)
         inbox = Inbox(
             requests=self._requests(requests, places),
             cancel=_padded(cancel, self.rollout.requests),

@@ -74,6 +74,7 @@ class Loop:
         self.saved = host.get("step", 0)
         self.evaluated = host.get("evaluated", -1)  # step of the last evaluation
         self.device.round = host.get("round", 0)
+        self.device.shards.lengths.restore(host.get("lengths", {}))
         self.meter = Meter(host.get("elapsed", 0.0), host.get("goodput"))
         self.goodput = self.meter.goodput
         self.acceptance = Acceptance()
@@ -392,6 +393,7 @@ class Loop:
             "offset": self.ledger.file.sync(),
             "round": self.device.round,
             "version": self.device.version,
+            "lengths": self.device.shards.lengths.state(),
             "next_rollout": self.ledger.book.submitted,
             "prompts": self.prompts.position,
             "examples": self.examples.state(),

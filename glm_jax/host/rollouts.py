@@ -41,6 +41,11 @@ class Rollout:
     cause: str | None = None
 
     @property
+    def kind(self) -> str:
+        """Those of a kind become about equally long: of a family, in training or in evaluation."""
+        return f"{self.purpose}/{self.family}"
+
+    @property
     def length(self) -> int:
         """Tokens so far, prompt included."""
         return len(self.prompt) + len(self.tokens)

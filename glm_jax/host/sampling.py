@@ -181,6 +181,8 @@ class Sampling:
         self.parked.discard(id)
         self.started.pop(id, None)
         self.ledger.end(id, ending)
+        if ending not in (WALL_TIME, CANCELLED):
+            self.device.shards.lengths.add(self.ledger.live[id].kind, self.ledger.live[id].count)
         if score:
             self.scorer.submit(self.ledger.live[id])
         if self.environments:
@@ -191,4 +193,14 @@ class Sampling:
     def _request(self, rollout: Rollout) -> Request:
         temperature, top_p = (1.0, 1.0) if rollout.purpose == EVAL else (self.draw.temperature, self.draw.top_p)
         tokens = [*rollout.prompt, *rollout.tokens]
-        return Request(rollout.id, tokens, self.draw.window, temperature, top_p, self.draw.stop, self.park)
+        return Request(
+            rollout=rollout.id,
+            tokens=tokens,
+            limit=self.draw.window,
+            temperature=temperature,
+            top_p=top_p,
+            stop=self.draw.stop,
+            park=self.park,
+            kind=rollout.kind,
+            sampled=rollout.count,
+        )
