@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+import bisect
+import itertools
 from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
-
-import numpy as np
 
 KEPT = 256  # lengths of a kind: the estimate follows a policy whose answers grow or shrink
 
@@ -37,8 +37,8 @@ class Lengths:
         if (table := self._tables.get(known)) is None:
             table = self._tables[known] = _table(lengths)
         ordered, above = table
-        at = int(np.searchsorted(ordered, sampled, side="right"))
-        expected = above[at] / (ordered.size - at) - sampled if at < ordered.size else sampled
+        at = bisect.bisect_right(ordered, sampled)
+        expected = above[at] / (len(ordered) - at) - sampled if at < len(ordered) else sampled
         return float(min(most, max(1, expected)))
 
     def state(self) -> dict[str, list[int]]:
@@ -48,10 +48,10 @@ class Lengths:
     def restore(self, state: Mapping[str, Sequence[int]]) -> None:
         self._last = {kind: deque(lengths, KEPT) for kind, lengths in state.items()}
         self._all = deque((length for lengths in self._last.values() for length in lengths), KEPT)
-        self._tables: dict[str | None, tuple[np.ndarray, np.ndarray]] = {}
+        self._tables: dict[str | None, tuple[list[int], list[int]]] = {}
 
 
-def _table(lengths: Iterable[int]) -> tuple[np.ndarray, np.ndarray]:
+def _table(lengths: Iterable[int]) -> tuple[list[int], list[int]]:
     """The lengths in order, and for each the sum of it and all above."""
-    ordered = np.sort(np.fromiter(lengths, np.float64))
-    return ordered, np.cumsum(ordered[::-1])[::-1]
+    ordered = sorted(lengths)
+    return ordered, [*itertools.accumulate(reversed(ordered))][::-1]
