@@ -84,6 +84,7 @@ class Loop:
         self.score: float | None = None  # mean reward of the last evaluation that this process made
         self.progress = time.monotonic()
         self._told: tuple[int, ...] = ()
+        self.sampling.restore_ages(host.get("ages", {}))
         self.sampling.resume()
         self._settle([])
 
@@ -393,6 +394,7 @@ class Loop:
             "offset": self.ledger.file.sync(),
             "round": self.device.round,
             "version": self.device.version,
+            "ages": {} if self.plan.wall_time is None else self.sampling.ages(),
             "lengths": self.device.shards.lengths.state(),
             "next_rollout": self.ledger.book.submitted,
             "prompts": self.prompts.position,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import bisect
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from glm_jax.data.tasks import Task
@@ -14,10 +14,24 @@ from glm_jax.host.environments import Environments, Seen
 from glm_jax.host.errors import LedgerError
 from glm_jax.host.ledger import Ledger
 from glm_jax.host.monitor import DROP
-from glm_jax.host.rollouts import CANCELLED, EVAL, FAILED, LENGTH, REJECTED, STOP, TURNS, WALL_TIME, Rollout
+from glm_jax.host.rollouts import (
+    CANCELLED,
+    EVAL,
+    FAILED,
+    LENGTH,
+    REJECTED,
+    STOP,
+    STRING,
+    TOKENS,
+    TURNS,
+    WALL_TIME,
+    Rollout,
+)
 from glm_jax.host.scoring import Scorer
+from glm_jax.rollout.log import Sampled
 from glm_jax.rollout.requests import PARKED
 from glm_jax.rollout.requests import STOP as DEVICE_STOP
+from glm_jax.rollout.strings import StopStrings
 
 Encode = Callable[[str], Sequence[int]]
 
@@ -30,6 +44,13 @@ class Draw:
     temperature: float
     top_p: float
     stop: tuple[int, ...]
+    tokens: int | None = None  # that a rollout may sample
+    strings: StopStrings | None = None
+
+    def limit(self, rollout: Rollout) -> int:
+        """The length at which the rollout ends, from where it is now."""
+        left = self.window if self.tokens is None else self.tokens - rollout.count
+        return min(self.window, rollout.length + left)
 
 
 class Sampling:
@@ -108,14 +129,21 @@ class Sampling:
                 if part.rollout >= self.ledger.book.submitted:
                     raise LedgerError(f"round {outcome.round} sampled for rollout {part.rollout}, never submitted")
                 continue
-            self.ledger.tokens(part.rollout, part.tokens, part.logp, part.version)
+            rollout = self.ledger.live[part.rollout]
+            if part.ending:
+                self.on_device.discard(part.rollout)  # its slot is free, or parked
             if part.ending == PARKED:
-                self.on_device.discard(part.rollout)
                 self.parked.add(part.rollout)
-                self.environments.call(self.ledger.live[part.rollout])
+            count = self._stopped(rollout, part)
+            self.ledger.tokens(part.rollout, part.tokens[:count], part.logp[:count], part.version)
+            if count is not None:
+                self._end(part.rollout, STRING)
+                ended.append(part.rollout)
+            elif part.ending == PARKED:
+                self.environments.call(rollout)
             elif part.ending:
-                self.on_device.discard(part.rollout)  # its slot is free
-                self._end(part.rollout, STOP if part.ending == DEVICE_STOP else LENGTH)
+                used_up = TOKENS if rollout.length < self.draw.window else LENGTH
+                self._end(part.rollout, STOP if part.ending == DEVICE_STOP else used_up)
                 ended.append(part.rollout)
         return ended
 
@@ -145,6 +173,23 @@ class Sampling:
         if rollout.version:
             return rollout.version[0]
         return self.device.oldest_version if rollout.id in self.on_device else self.device.version
+
+    def ages(self) -> dict[str, float]:
+        """Seconds since each rollout that goes on was opened, by id: what a checkpoint keeps of wall time."""
+        now = time.monotonic()
+        return {str(id): now - start for id, start in self.started.items()}
+
+    def restore_ages(self, ages: Mapping[str, float]) -> None:
+        now = time.monotonic()
+        self.started = {int(id): now - age for id, age in ages.items()}
+
+    def _stopped(self, rollout: Rollout, part: Sampled) -> int | None:
+        """How many of the tokens that came back there are up to one that completes a stop string; None: none does."""
+        if self.draw.strings is None:
+            return None
+        own = rollout.sampled[-self.draw.strings.reach :]
+        turn = next((n for n, sampled in enumerate(reversed(own)) if not sampled), len(own))
+        return self.draw.strings.end(rollout.tokens[len(rollout.tokens) - turn :], part.tokens)
 
     def _acts(self, rollout: Rollout) -> bool:
         """Whether its last token closed a tool call."""
@@ -196,7 +241,7 @@ class Sampling:
         return Request(
             rollout=rollout.id,
             tokens=tokens,
-            limit=self.draw.window,
+            limit=self.draw.limit(rollout),
             temperature=temperature,
             top_p=top_p,
             stop=self.draw.stop,

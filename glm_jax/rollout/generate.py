@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import cache, partial
 
 import jax
@@ -18,14 +18,16 @@ from glm_jax.rollout.config import RolloutConfig
 from glm_jax.rollout.log import Sampled, read_log
 from glm_jax.rollout.pace import Pace
 from glm_jax.rollout.requests import STOP_IDS, Requests, empty_requests
+from glm_jax.rollout.strings import StopStrings
 
 PREFILL_CHUNK = 256  # prompt tokens of a slot that run through the model at once
+STRING_TICKS = 32  # of a round where stop strings are looked for: so many tokens at most are sampled in vain
 TRIAL_TICKS = 16  # of a round that measures a depth: fewer than slots.HELD, so that one without drafts loses nothing
 
 
 @dataclasses.dataclass(frozen=True)
 class Completion:
-    """What was sampled for one prompt; a stop id that ended it is the last token."""
+    """What was sampled for one prompt; a stop id or string that ended it is at its end."""
 
     tokens: list[int]
     logp: list[float]  # under the distribution sampled from; 0 at temperature 0
@@ -45,6 +47,8 @@ def generate(
     slots_at_once: int = 32,
     drafts: int = 0,
     pace: Pace | None = None,
+    stop_strings: Sequence[str] = (),
+    decode: Callable[[Iterable[int]], str] | None = None,
 ) -> list[Completion]:
     """Completes each prompt with up to `max_new_tokens`; greedy at temperature 0.
 
@@ -55,11 +59,17 @@ def generate(
     stay as they are, sampled ones keep their distribution but are other draws, and hang on how fast the machine is.
     `pace` decides that; by default it is the one of all calls of about this size.
 
+    A completion ends at the token that completes one of `stop_strings`; `decode` says what tokens mean.
+
     Raises:
-        ValueError: for an empty prompt, a token outside the vocabulary, more than 8 stop ids, a temperature or top_p
-            that is no such thing, or drafts of a model without a draft layer.
+        ValueError: for an empty prompt, a token outside the vocabulary, more than 8 stop ids, an empty stop string or
+            some without `decode`, a temperature or top_p that is no such thing, or drafts of a model without a draft
+            layer.
     """
     _check(prompts, config, max_new_tokens, stop)
+    if stop_strings and decode is None:
+        raise ValueError(f"stop_strings={stop_strings} are looked for in text: give decode, such as tokenizer.decode")
+    strings = StopStrings(tuple(stop_strings), decode) if stop_strings else None
     depths = (drafts,) if drafts else ()
     if problems := RolloutConfig(temperature=temperature, top_p=top_p, drafts=depths).check():
         raise ValueError("; ".join(problems))
@@ -83,28 +93,36 @@ def generate(
     requests = _requests(prompts, window, max_new_tokens, temperature, top_p, stop)
     state = slots.init(config, sizes)
     state = slots.send(state, requests)
-    found: list[list[Sampled]] = [[] for _ in prompts]
+    made = [Completion([], []) for _ in prompts]
+    ended = np.full(len(prompts), -1, np.int32)  # by a string: their slots go to others in the next round
     view, pace = for_decoding(params, config), pace or _pace(config, sizes)
     left = True
     while left:
-        ticks = TRIAL_TICKS if pace.measuring else sizes.ticks
+        ticks = TRIAL_TICKS if pace.measuring else STRING_TICKS if strings else sizes.ticks
         start, depth, compiled = time.perf_counter(), pace.next(), _run._cache_size()
-        state, log = _run(view, config, sizes, state, *map(jnp.int32, (seed, depth, ticks)))
+        state, log = _run(view, config, sizes, state, ended, *map(jnp.int32, (seed, depth, ticks)))
         parts = read_log(jax.device_get(log), depth)
         if _run._cache_size() == compiled:
             pace.add(depth, sum(len(part.tokens) for part in parts), time.perf_counter() - start)
         for part in parts:
-            found[part.rollout].append(part)
-        left = bool(jax.device_get((state.slots.rollout >= 0).any() | (state.queue.requests.count > 0).any()))
-    return [_joined(parts) for parts in found]
+            if ended[part.rollout] < 0:
+                before = made[part.rollout]
+                count = strings.end(before.tokens, part.tokens) if strings else None
+                made[part.rollout] = _longer(before, part, count)
+                ended[part.rollout] = -1 if count is None else part.rollout
+        live = np.isin(jax.device_get(state.slots.rollout), [-1, *ended], invert=True)
+        left = bool(live.any() | jax.device_get((state.queue.requests.count > 0).any()))
+    return made
 
 
-def _joined(parts: list[Sampled]) -> Completion:
+def _longer(done: Completion, part: Sampled, count: int | None) -> Completion:
+    """With what a round sampled, or with `count` tokens of it, which end the completion."""
+    passes, passed = (part.passes, part.passed) if count is None else (0, 0)
     return Completion(
-        tokens=[token for part in parts for token in part.tokens],
-        logp=[logp for part in parts for logp in part.logp],
-        passes=sum(part.passes for part in parts),
-        passed=sum(part.passed for part in parts),
+        tokens=done.tokens + part.tokens[:count],
+        logp=done.logp + part.logp[:count],
+        passes=done.passes + passes,
+        passed=done.passed + passed,
     )
 
 
@@ -114,7 +132,8 @@ def _pace(config: ModelConfig, sizes: RolloutConfig) -> Pace:
 
 
 @partial(jax.jit, static_argnums=(1, 2), donate_argnums=3)
-def _run(view, config, sizes, state, seed, depth, ticks):
+def _run(view, config, sizes, state, cancel, seed, depth, ticks):
+    state = slots.cancel(state, cancel)
     state, log, _ = sampler.run(view, config, sizes, state, jnp.int32(0), seed, depth, ticks)
     return state, log
 
