@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 import glm_jax
+from glm_jax.rollout import generate as module
 from glm_jax.rollout.config import RolloutConfig
 from glm_jax.rollout.pace import Pace
 from tests.model.tiny import random_params, two_layers
@@ -33,8 +34,8 @@ def test_drafts_leave_greedy_completions_as_they_are():
     assert not any(one.passes for one in plain)
 
 
-@pytest.mark.parametrize("drafts", [0, 3])
-def test_a_stop_string_ends_a_completion_at_its_last_token_and_frees_the_slot_for_others(drafts):
+@pytest.mark.parametrize("drafts", [0, pytest.param(3, marks=pytest.mark.rollout)])
+def test_a_stop_string_ends_a_completion_at_its_last_token(drafts):
     model = two_layers(num_nextn_predict_layers=1, index_share_for_mtp_iteration=True) if drafts else MODEL
     weights = random_params(model) if drafts else params()
     pace = Pace((drafts,), fixed=True) if drafts else None
@@ -49,6 +50,15 @@ def test_a_stop_string_ends_a_completion_at_its_last_token_and_frees_the_slot_fo
         count = next((n for n, text in enumerate(texts, 1) if stop in text), 90)
         assert after.tokens == before.tokens[:count] and after.logp == before.logp[:count]
     assert len(made[1].tokens) <= 5
+
+
+def test_a_completion_that_a_string_ended_leaves_its_slot_to_the_next_prompt(monkeypatch):
+    ticks = []
+    read = module.read_log
+    monkeypatch.setattr(module, "read_log", lambda log, depth: ticks.append(int(log.ticks)) or read(log, depth))
+    made = glm_jax.generate(params(), MODEL, prompts(5), 90, slots_at_once=2, stop_strings=[","], decode=str)
+    assert [len(one.tokens) for one in made] == [2] * 5, "str puts a comma before the second token"
+    assert sum(ticks) == 3 * module.STRING_TICKS, "two at a time, for one round each"
 
 
 def test_no_prompts_give_no_completions():
