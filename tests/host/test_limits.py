@@ -9,13 +9,13 @@ from collections import Counter
 import pytest
 
 from glm_jax.data.tokenizer import FIRST_BYTE, ByteTokenizer
-from glm_jax.host import calls
+from glm_jax.envs.attempts import GRADE
 from glm_jax.host.environments import ToolConfig
 from glm_jax.host.events import read_events
 from glm_jax.host.ledger import replay
 from glm_jax.host.limits import LimitConfig
 from glm_jax.rollout.strings import StopStrings
-from tests.host.acting import OPEN, ROOM, TOKENIZER, Actor, FakeWorkers, bash, environments
+from tests.host.acting import ANSWERED, OPEN, ROOM, TOKENIZER, Actor, FakeWorkers, bash, environments
 from tests.host.doubles import CAPACITY, TASKS, FakePool, FakeProgram, MemorySaver, make_loop, plan
 
 ENDLESS = dict(stop_share=10**9)
@@ -79,14 +79,14 @@ def test_a_budget_counts_what_was_sampled_before_a_rollout_was_sent_again(tmp_pa
 
 
 def test_a_budget_spans_turns_and_does_not_count_what_is_observed(tmp_path):
-    call = bash("a")
+    call, workers = bash("a"), FakeWorkers()
     budget = 2 * len(call) + 3
     loop = make_loop(
         tmp_path,
         plan(0, 1, 2, eval_samples=0, shape=(4, 1, 200)),
         program=Actor(says=lambda rollout, turn: call, ticks=50),
         capacity=dataclasses.replace(ROOM, window=200),
-        environments=environments(FakeWorkers(), ToolConfig(observation=4)),
+        environments=environments(workers, ToolConfig(observation=4)),
     )
     loop.sampling.draw = dataclasses.replace(loop.sampling.draw, window=200, tokens=budget)
     loop.run()
@@ -98,6 +98,7 @@ def test_a_budget_spans_turns_and_does_not_count_what_is_observed(tmp_path):
             sampled[event["id"]] += len(event["tokens"])
         observed[event.get("id")] += event["event"] == "observation"
     assert set(sampled.values()) == {budget} and all(observed[e["id"]] == 2 for e in ends)
+    assert GRADE not in {do for do, _, _ in workers.asked}, "one that was cut short gets 0 without"
 
 
 def test_a_string_ends_a_rollout_at_its_last_token_and_frees_the_slot_in_the_next_round(tmp_path):
@@ -129,8 +130,7 @@ def test_a_string_is_not_found_across_an_observation_and_a_parked_slot_is_given_
         capacity=ROOM,
         environments=environments(FakeWorkers(delay=0), ToolConfig(observation=4)),
     ).sampling
-    text = TOKENIZER.decode([*bash("a"), OPEN])  # the end of a call and the beginning of the next
-    own = strings(text, calls.CLOSE + "!", TOKENIZER.decode(bash("b")))
+    own = strings(*map(TOKENIZER.decode, ([ANSWERED, OPEN], bash("b"))))
     sampling.draw = dataclasses.replace(sampling.draw, strings=own)
     rollout = sampling.open(TASKS.train[0], 0, "train")
     turn(sampling)
@@ -138,6 +138,7 @@ def test_a_string_is_not_found_across_an_observation_and_a_parked_slot_is_given_
     sampling.observe()
     turn(sampling)
     assert rollout.ending == "stop_string" and rollout.observations == 1
+    assert rollout.tokens[-len(bash("b")) :].tolist() == bash("b")
     assert rollout.id not in sampling.parked and sampling.next_cancellations() == [rollout.id]
 
 
@@ -149,6 +150,14 @@ def test_a_whole_run_by_strings_accounts_for_every_rollout(tmp_path):
     assert endings["stop_string"] >= 16 and set(endings) <= {"stop_string", "cancelled"}
     assert replay(tmp_path / "ledger.jsonl").fates["trained"] == 16
     assert loop.device.shards.lengths.state(), "how long they became is known to the router"
+
+
+def test_a_whole_run_by_a_budget_counts_its_rollouts_as_cut_short(tmp_path):
+    loop = make_loop(tmp_path, plan(rl=2, eval_samples=1), program=FakeProgram(**ENDLESS))
+    loop.sampling.draw = dataclasses.replace(loop.sampling.draw, tokens=3)
+    loop.run()
+    for name in ("rollout/truncated_share", "eval/truncated_share"):
+        assert {values[name] for _, values in loop.reporter if name in values} == {1.0}
 
 
 def test_wall_time_goes_on_where_a_resumed_run_left_it(tmp_path, monkeypatch):

@@ -70,6 +70,15 @@ def test_a_prefix_draws_a_rollout_unless_its_shard_is_behind_by_more_than_that_s
     assert place(found, job(99, prompt=150), known={1: 100}) == [home]
 
 
+def test_a_prompt_is_work_too_but_only_what_of_it_is_to_run():
+    found = router(short=20)
+    assert place(found, job(0, prompt=100), known={1: 100}) == [1]
+    assert place(found, job(1), job(2, prompt=100), job(3)) == [0, 0, 1], "nobody had to run the first one's prompt"
+    assert place(found, job(4)) == [1], "and the other's is still to run"
+    found.came_back([(2, 1)], [0, 0])
+    assert place(found, job(5)) == [0], "which it is no more"
+
+
 def test_no_queue_is_sent_more_than_it_has_room_for():
     found = router(dataclasses.replace(SIZES, queue=8), short=20)
     assert place(found, *(job(n) for n in range(4)), known={1: 900}) == [1] * 4
