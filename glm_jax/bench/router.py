@@ -73,7 +73,8 @@ def run(repeats: int, report: Path | None, smoke: bool) -> str:
     shard, kinds = sizes.shard, " and ".join(map(str, sizes.medians))
     lines = [
         f"Simulated: {shard.slots} slots a shard, queues of {shard.queue}, rounds of {shard.ticks} ticks, lengths "
-        f"log-normal (sigma = 1, medians {kinds}), {OPEN} rollouts open per slot, {sizes.each} per slot in all.",
+        f"log-normal (sigma = 1, medians {kinds}), {OPEN} rollouts open per slot, {sizes.each} per slot in all. A wait "
+        "begins when a rollout is opened: batch-wise, when the batch before has come back.",
         "",
         f"| shards | submission | {_COLUMNS} |",
         "|---|---|---|---|---|---|---|",
