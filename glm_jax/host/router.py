@@ -12,8 +12,8 @@ pages of its first tokens has less of the prompt to run, so it gets the request 
 saves. Ties go to the one that knows more, then to the lower shard.
 
 Nobody starves: the host sends what waits by age (rollout ids), a queue is first come first served, and what yields its
-pages goes back to the head of its queue. So what goes before a rollout is at most the older ones on the host, and the
-places of one queue on the device; `queue` bounds those.
+pages goes back to the head of its queue. So before a rollout go at most the older ones on the host, what holds a slot
+already (observations), and on the device the places of one queue.
 """
 
 from __future__ import annotations
