@@ -14,6 +14,7 @@ from glm_jax.host.environments import ToolConfig
 from glm_jax.host.events import read_events
 from glm_jax.host.ledger import replay
 from glm_jax.host.limits import LimitConfig
+from glm_jax.host.measure import rounds
 from glm_jax.rollout.strings import StopStrings
 from tests.host.acting import ANSWERED, OPEN, ROOM, TOKENIZER, Actor, FakeWorkers, bash, environments
 from tests.host.doubles import CAPACITY, TASKS, FakePool, FakeProgram, MemorySaver, make_loop, plan
@@ -182,18 +183,31 @@ def test_wall_time_goes_on_where_a_resumed_run_left_it(tmp_path, monkeypatch):
     assert {ends[id] for id in live} == {"wall_time"}
 
 
-@pytest.mark.parametrize("rounds", [0, 1, 2])
-def test_a_cancelled_rollout_is_gone_after_the_next_round_wherever_it_stood(tmp_path, rounds):
+def test_an_evaluation_apart_from_a_run_keeps_to_wall_time(tmp_path):
+    class Stuck(FakeProgram):
+        def _sample(self, state, job, log, tick, slot):
+            if len(job["tokens"]) < 5:
+                super()._sample(state, job, log, tick, slot)
+
+    sampling = desk(tmp_path, Stuck(**ENDLESS))
+    opened = [sampling.open(task, 0, "eval") for task in TASKS.eval]
+    for scored in rounds(sampling, 30.0, wall_time=0.1):
+        sampling.ledger.settle([rollout.id for rollout in scored], "unused")
+    assert {rollout.ending for rollout in opened} == {"wall_time"} and all(r.count == 3 for r in opened)
+
+
+@pytest.mark.parametrize("before", [0, 1, 2])
+def test_a_cancelled_rollout_is_gone_after_the_next_round_wherever_it_stood(tmp_path, before):
     sampling = desk(tmp_path, FakeProgram(slots=1, ticks=2, **ENDLESS))
     both = [sampling.open(TASKS.train[0], n, "train") for n in range(2)]  # in the slot, and in the queue behind it
-    for _ in range(rounds):
+    for _ in range(before):
         turn(sampling)
     for rollout in both:
         sampling.cut(rollout.id)
     turn(sampling)
     left = sampling.device.state.sampler
     assert not left["slots"] and not left["queue"] and [r.ending for r in both] == ["cancelled"] * 2
-    assert [r.count for r in both] == [2 * rounds, 0]
+    assert [r.count for r in both] == [2 * before, 0]
 
 
 def test_limits_that_cannot_be_are_told():
