@@ -38,6 +38,7 @@ SMOKE: dict[str, list[str] | None] = {
     "glm-jax bench model": ["--smoke", "--repeats=1"],
     "glm-jax bench rollout": ["--smoke", "--repeats=1"],
     "glm-jax bench sparsity": ["--smoke", "--repeats=1"],
+    "glm-jax bench router": ["--smoke", "--repeats=1"],
     "glm-jax bench checkpoint": ["--smoke", "--repeats=1"],
     "glm-jax bench flops": [],
     "glm-jax bench drafts": ["--smoke", *SMALL],

@@ -126,6 +126,13 @@ def _sparsity(command: Command) -> str:
     return sparsity.run(options.repeats, _report(command), picture, options.smoke)
 
 
+def _router(command: Command) -> str:
+    from glm_jax.bench import router
+
+    options = command.flags
+    return router.run(options.repeats, _report(command), options.smoke)
+
+
 def _sandbox(command: Command) -> str:
     from glm_jax.bench import sandbox
 
@@ -183,6 +190,12 @@ BENCHES = {
         _define_sparsity,
         (),
         _sparsity,
+    ),
+    "router": Bench(
+        "idle slots and waits of 8 to 512 simulated shards and of the real sampler, beside batch-wise submission",
+        _define_repeats,
+        (),
+        _router,
     ),
     "sandbox": Bench("boxes: start, a command, 64 at once", _define_sandbox, (), _sandbox),
     "rl": Bench("one RL iteration: sample 64 completions, learn from them; beside TRL's GRPO", _define_duel, (), _rl),

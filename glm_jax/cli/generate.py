@@ -12,6 +12,7 @@ from glm_jax.cli.flags import UsageError, parse
 
 def _define(values: flags.FlagValues) -> None:
     flags.DEFINE_multi_string("prompt", None, "a prompt; say it again for more", flag_values=values)
+    flags.DEFINE_multi_string("stop", [], "text that ends a completion; say it again for more", flag_values=values)
     flags.DEFINE_integer("max_new_tokens", 32, "longest completion", lower_bound=1, flag_values=values)
     flags.DEFINE_float("temperature", 0.0, "0 = greedy", lower_bound=0.0, flag_values=values)
     flags.DEFINE_float("top_p", 1.0, "share of probability that is sampled from", 0.0, 1.0, flag_values=values)
@@ -27,6 +28,7 @@ def run(argv: Sequence[str]) -> int:
     # jax is imported here and not above, so that --help answers at once.
     from glm_jax.data.tokenizer import tokenizer_of
     from glm_jax.io.hf import load, read_config
+    from glm_jax.rollout import strings
     from glm_jax.rollout.generate import generate
 
     folder, options = Path(command.positional[0]).expanduser(), command.flags
@@ -41,6 +43,8 @@ def run(argv: Sequence[str]) -> int:
         )
     if options.drafts and not config.num_nextn_predict_layers:
         raise UsageError(f"{folder} has no draft (MTP) layer (num_nextn_predict_layers is 0): leave --drafts out")
+    if problems := strings.check(options.stop):
+        raise UsageError("; ".join(problems))
     config, params = load(folder, keep_fp8=options.keep_fp8)
     texts = [tokenizer.chat([{"role": "user", "content": p}]) if options.chat else p for p in options.prompt]
     completions = generate(
@@ -53,6 +57,8 @@ def run(argv: Sequence[str]) -> int:
         stop=tokenizer.stop_ids,
         seed=options.seed,
         drafts=options.drafts,
+        stop_strings=options.stop,
+        decode=tokenizer.decode,
     )
     for prompt, completion in zip(options.prompt, completions, strict=True):
         print(f"{'' if options.chat else prompt}{tokenizer.decode(completion.tokens)}")

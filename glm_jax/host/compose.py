@@ -26,6 +26,7 @@ from glm_jax.learn.config import LearnConfig
 from glm_jax.model.config import PRESETS, ModelConfig
 from glm_jax.program.round import Program, build
 from glm_jax.program.state import RunState
+from glm_jax.rollout.strings import StopStrings
 from glm_jax.sharding.mesh import make_mesh
 
 
@@ -113,7 +114,14 @@ def make_sampling(
         calls.check(tokenizer)
         environments = Environments(pool, ledger, tokenizer, playground.places(tasks), config.tools)
     scorer = Scorer(ledger, environments or pool, tokenizer.decode, {task.id: task for task in tasks})
-    draw = Draw(config.rollout.window, config.rollout.temperature, config.rollout.top_p, tokenizer.stop_ids)
+    draw = Draw(
+        window=config.rollout.window,
+        temperature=config.rollout.temperature,
+        top_p=config.rollout.top_p,
+        stop=tokenizer.stop_ids,
+        tokens=config.limits.tokens,
+        strings=StopStrings(config.limits.strings, tokenizer.decode) if config.limits.strings else None,
+    )
     return Sampling(ledger, device, scorer, tokenizer.encode, draw, environments)
 
 

@@ -6,8 +6,9 @@ from dataclasses import dataclass, field
 
 from glm_jax.data.tasks import TaskConfig
 from glm_jax.host.environments import ToolConfig
-from glm_jax.host.router import StalenessConfig
+from glm_jax.host.limits import LimitConfig
 from glm_jax.host.stages import DRAFT, RL, SFT, STAGES, SUPERVISED, VALUE, Stage, StageConfig, lay_out
+from glm_jax.host.staleness import StalenessConfig
 from glm_jax.learn.config import LearnConfig
 from glm_jax.model.config import PRESETS
 from glm_jax.rollout.config import RolloutConfig
@@ -85,6 +86,7 @@ class RunConfig:
     rl: StageConfig = StageConfig()
     rollouts_per_prompt: int = 1
     rollout: RolloutConfig = RolloutConfig()
+    limits: LimitConfig = LimitConfig()
     learn: LearnConfig = LearnConfig()
     staleness: StalenessConfig = StalenessConfig()
     reward: RewardConfig = RewardConfig()
@@ -92,7 +94,7 @@ class RunConfig:
     eval: EvalConfig = EvalConfig()
     checkpoint: CheckpointConfig = CheckpointConfig()
     mesh: MeshConfig = MeshConfig()
-    wall_time: float | None = None  # seconds that a rollout may take
+    wall_time: float | None = None  # seconds that a rollout may take, those before a resume included
     patience: float = 600.0  # seconds without any progress after which the run stops
     deterministic: bool = False  # resumed runs end with the same bits as unbroken ones
     profile_rounds: int = 0  # rounds of which a trace for XProf goes to WORKDIR/profile

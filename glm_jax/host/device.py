@@ -90,7 +90,7 @@ class Device:
 
     def dispatch(self, requests: Sequence[Request], cancel: Sequence[int], learning: Learning | None) -> None:
         """Starts a round. Returns at once: the device works while the host goes on."""
-        places = self.shards.send([(request.rollout, request.tokens) for request in requests], cancel)
+        places = self.shards.send([(request.job, request.tokens) for request in requests], cancel)
         inbox = Inbox(
             requests=as_rows(requests, places, self.rollout),
             cancel=padded(cancel, self.rollout.requests),

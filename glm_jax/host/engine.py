@@ -96,7 +96,7 @@ class Engine:
         taken = [self._waiting.popleft() for _ in range(min(len(self._waiting), rows, room))]
         cancel, self._cancel = self._cancel[:rows], self._cancel[rows:]
         self.running |= {request.rollout for request in taken}
-        places = self.shards.send([(request.rollout, request.tokens) for request in taken], cancel)
+        places = self.shards.send([(request.job, request.tokens) for request in taken], cancel)
         sent = as_rows(taken, places, self.sizes), padded(cancel, rows), self.shards.offer()
         numbers = (self.seed, depth, self.sizes.ticks if ticks is None else ticks)
         self.state, log, usage, queued, news = _round(

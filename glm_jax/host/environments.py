@@ -14,7 +14,7 @@ from glm_jax.envs.rewards import Score
 from glm_jax.host import calls, monitor
 from glm_jax.host.ledger import Ledger
 from glm_jax.host.monitor import FLAG, RULES, RuleConfig
-from glm_jax.host.rollouts import LENGTH, TURNS, Rollout
+from glm_jax.host.rollouts import TRUNCATED, TURNS, Rollout
 
 BOX_DIED = "box_died"  # twice, by itself
 VERIFIER = "verifier_error"  # a verdict is missing for a reason that is the verifier's
@@ -130,7 +130,7 @@ class Environments:
         that there is no need to submit.
         """
         rollout = self.ledger.live[key]
-        if rollout.ending in (LENGTH, TURNS):
+        if rollout.ending in (*TRUNCATED, TURNS):
             self._scores.append((key, Score(0.0)))
             self.leave(key)
         else:

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from glm_jax.data.tasks import Task
-from glm_jax.host.rollouts import EVAL, LENGTH, UNUSED, Rollout
+from glm_jax.host.rollouts import EVAL, TRUNCATED, UNUSED, Rollout
 from glm_jax.host.sampling import Sampling
 from glm_jax.report.plots import Sample
 
@@ -45,7 +45,7 @@ class Evaluation:
         """Records the scored rollouts of this evaluation; they are used for nothing else."""
         mine = [rollout for rollout in scored if rollout.purpose == EVAL and rollout.reward is not None]
         for rollout in mine:
-            exact, cut = rollout.exact, rollout.ending == LENGTH
+            exact, cut = rollout.exact, rollout.ending in TRUNCATED
             self.results.append(Result(rollout.task, rollout.reward, exact, rollout.count, cut))
             if len(self.shown) < SHOWN:
                 self.shown.append(as_sample(rollout, self.sampling))

@@ -11,8 +11,8 @@ import jax
 from glm_jax.host.device import Outcome
 from glm_jax.host.goodput import Goodput
 from glm_jax.host.ledger import Book
-from glm_jax.host.rollouts import FATES, LENGTH, Rollout
-from glm_jax.host.router import lags
+from glm_jax.host.rollouts import FATES, TRUNCATED, Rollout
+from glm_jax.host.staleness import lags
 from glm_jax.learn.batch import DRAFT, RL, SFT, VALUE
 
 SAMPLE = "sample/"
@@ -43,7 +43,7 @@ def batch_figures(rollouts: Sequence[Rollout], version: int, tau: int) -> dict[s
     figures = {
         "rollout/reward": sum(rollout.reward for rollout in rollouts) / count,
         "rollout/length": sum(rollout.count for rollout in rollouts) / count,
-        "rollout/truncated_share": sum(rollout.ending == LENGTH for rollout in rollouts) / count,
+        "rollout/truncated_share": sum(rollout.ending in TRUNCATED for rollout in rollouts) / count,
         "staleness/mean": sum(lag * n for lag, n in late.items()) / tokens,
         "staleness/max": float(max(late)),
     }

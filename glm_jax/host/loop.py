@@ -22,9 +22,9 @@ from glm_jax.host.goodput import ADMIT, CHECKPOINT, COMPILE, DATA, ENVIRONMENTS,
 from glm_jax.host.material import Examples, Prompts
 from glm_jax.host.plan import Plan
 from glm_jax.host.rollouts import REJECTED, TRAIN, TRAINED, Rollout
-from glm_jax.host.router import Choice, Unit, choose, most_units
 from glm_jax.host.sampling import Sampling
 from glm_jax.host.stages import RL, SFT, SMOOTHED, SUPERVISED, VALUE, Stage, learning_rate, stage_at
+from glm_jax.host.staleness import Choice, Unit, choose, most_units
 from glm_jax.io.checkpoints import SCORE
 from glm_jax.learn.batch import MODES
 from glm_jax.report.plots import Sample
@@ -74,6 +74,7 @@ class Loop:
         self.saved = host.get("step", 0)
         self.evaluated = host.get("evaluated", -1)  # step of the last evaluation
         self.device.round = host.get("round", 0)
+        self.device.shards.lengths.restore(host.get("lengths", {}))
         self.meter = Meter(host.get("elapsed", 0.0), host.get("goodput"))
         self.goodput = self.meter.goodput
         self.acceptance = Acceptance()
@@ -83,6 +84,7 @@ class Loop:
         self.score: float | None = None  # mean reward of the last evaluation that this process made
         self.progress = time.monotonic()
         self._told: tuple[int, ...] = ()
+        self.sampling.restore_ages(host.get("ages", {}))
         self.sampling.resume()
         self._settle([])
 
@@ -392,6 +394,8 @@ class Loop:
             "offset": self.ledger.file.sync(),
             "round": self.device.round,
             "version": self.device.version,
+            "ages": {} if self.plan.wall_time is None else self.sampling.ages(),
+            "lengths": self.device.shards.lengths.state(),
             "next_rollout": self.ledger.book.submitted,
             "prompts": self.prompts.position,
             "examples": self.examples.state(),

@@ -51,7 +51,7 @@ def measure(config: RunConfig, workdir: Path | None, model: Path | None, samples
     state = compose.with_policy(program, program.init(config.seed), params)
     with desk(config, program, state, tasks, tokenizer) as sampling:
         evaluation = Evaluation(0, sampling, tasks, samples)
-        for scored in rounds(sampling, config.patience):
+        for scored in rounds(sampling, config.patience, config.wall_time):
             evaluation.take(scored)
         fates = {f"ledger/{fate}": float(sampling.ledger.book.fates[fate]) for fate in FATES}
     right = {task.id: 0 for task in tasks}
@@ -79,13 +79,15 @@ def desk(
             ledger.file.close()
 
 
-def rounds(sampling: Sampling, patience: float) -> Iterator[list[Rollout]]:
+def rounds(sampling: Sampling, patience: float, wall_time: float | None = None) -> Iterator[list[Rollout]]:
     """Rounds without learning until every rollout has its fate: gives those that were scored, for the caller to settle.
 
-    Those without a valid reward have their fate from the scorer.
+    Those without a valid reward have their fate from the scorer. `wall_time`: seconds that a rollout may take.
     """
     device, scorer = sampling.device, sampling.scorer
     while sampling.ledger.live:
+        if wall_time is not None:
+            sampling.cut_overdue(wall_time)
         requests = sampling.next_requests()
         if requests or sampling.on_device:
             device.dispatch(requests, sampling.next_cancellations(), None)

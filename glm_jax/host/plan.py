@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from glm_jax.host.router import StalenessConfig
 from glm_jax.host.stages import SUPERVISED, Stage
+from glm_jax.host.staleness import StalenessConfig
 
 
 @dataclass(frozen=True)

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from glm_jax.host.errors import RunError
+from glm_jax.host.router import Job
 from glm_jax.host.shards import Place
 from glm_jax.rollout.config import RolloutConfig
 from glm_jax.rollout.requests import STOP_IDS, Requests, empty_requests
@@ -24,6 +25,14 @@ class Request:
     top_p: float
     stop: tuple[int, ...]
     park: int = -1  # the id that closes a tool call
+    kind: str = ""  # rollouts of a kind become about equally long
+    sampled: int = 0  # of the tokens
+
+    @property
+    def job(self) -> Job:
+        """For the router."""
+        count = len(self.tokens)
+        return Job(self.rollout, self.kind, self.sampled, most=self.limit - count, prompt=count)
 
 
 def as_rows(requests: Sequence[Request], places: Sequence[Place], sizes: RolloutConfig) -> Requests:

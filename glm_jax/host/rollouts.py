@@ -7,9 +7,12 @@ from dataclasses import dataclass, field
 
 TRAIN, EVAL = "train", "eval"
 PURPOSES = (TRAIN, EVAL)
-# How a rollout ended: with a stop id, at its budget of tokens, of turns, of wall time, or cut by the host.
-STOP, LENGTH, TURNS, WALL_TIME, CANCELLED = "stop", "length", "turns", "wall_time", "cancelled"
-ENDINGS = (STOP, LENGTH, TURNS, WALL_TIME, CANCELLED)
+# How a rollout ended: with a stop id, with a stop string, at the end of the window, at its budget of sampled tokens, of
+# turns, of wall time, or cut by the host.
+STOP, STRING, LENGTH, TOKENS = "stop", "stop_string", "length", "tokens"
+TURNS, WALL_TIME, CANCELLED = "turns", "wall_time", "cancelled"
+ENDINGS = (STOP, STRING, LENGTH, TOKENS, TURNS, WALL_TIME, CANCELLED)
+TRUNCATED = (LENGTH, TOKENS)  # in the midst of what it had to say
 # What became of it. Every submitted rollout gets exactly one fate, and then leaves memory.
 TRAINED, REJECTED, FAILED, INVALID, UNUSED = "trained", "rejected", "failed", "invalid", "unused"
 FATES = (TRAINED, REJECTED, FAILED, INVALID, UNUSED)
@@ -39,6 +42,11 @@ class Rollout:
     reward: float | None = None  # None where scoring failed, and the cause says how
     exact: bool | None = None  # None where the task has no answer to compare with
     cause: str | None = None
+
+    @property
+    def kind(self) -> str:
+        """Those of a kind become about equally long: of a family, in training or in evaluation."""
+        return f"{self.purpose}/{self.family}"
 
     @property
     def length(self) -> int:

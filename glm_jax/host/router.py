@@ -1,89 +1,130 @@
-"""The staleness bound: which rollouts the next update trains, which it must wait for, how many prompts may start.
+"""The router: which shard of the device a rollout is sent to. The program's host and a simulator of fleets drive it.
 
-A unit is what a batch is counted in: one rollout, or with group advantages the rollouts of one prompt. Its age is the
-version of its oldest token, and tau bounds how far any trained token may lag at the moment of training.
+A shard's load is the time, in ticks, that its rollouts still take there:
 
-With B units in a batch and at most (tau + 1) B units in flight or ready, an update from version v to v + 1 is
-dispatched only if every unit that it leaves behind can still be trained in time: taken oldest first, the i-th of them
-(from 0) is trained from version v + 1 + floor(i / B) at the earliest, which must not lie more than tau beyond its age.
-For i < B this says that the update pushes nobody past tau; for later ones, that no later update will be forced to.
-Units of the batch that is dispatched in a round count as ready in that round: their places free up one round later,
-which at tau = 0 keeps anything from being in flight in a round that learns.
+    load = sum over its rollouts of  min(remaining, HORIZON rounds) / slots  +  prompt tokens to run / tokens of a step
+
+with `remaining` the tokens that a rollout is expected to sample yet (host.lengths). Beyond the horizon a rollout is a
+slot that is not there, and how long it will not be there says nothing about who should get the next request.
+
+A request goes to the shard with room in its queue where load and its own prompt together are least. A shard that holds
+pages of its first tokens has less of the prompt to run, so it gets the request unless it is behind by more than that
+saves. Ties go to the one that knows more, then to the lower shard.
+
+Nobody starves: the host sends what waits by age (rollout ids), a queue is first come first served, and what yields its
+pages goes back to the head of its queue. So before a rollout go at most the older ones on the host, what holds a slot
+already (observations), and on the device the places of one queue.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
-from typing import Literal
+import heapq
+from collections import deque
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from glm_jax.host.errors import RunError
+from glm_jax.host.lengths import Lengths
+from glm_jax.rollout.config import RolloutConfig
+
+HORIZON = 8  # rounds
 
 
-@dataclass(frozen=True)
-class StalenessConfig:
-    """tau: most versions that a trained token may lag; 0 = sampling and learning alternate.
+@dataclass
+class Job:
+    """A rollout as the router sees it."""
 
-    on_exceed: what happens when an update would push a rollout past tau. `wait`: the update waits for the rollout while
-    sampling goes on. `drop`: the rollout is rejected.
-    """
-
-    tau: int = 1
-    on_exceed: Literal["wait", "drop"] = "wait"
-
-    def check(self) -> list[str]:
-        return [] if self.tau >= 0 else [f"tau is {self.tau}; it counts versions, so it must be at least 0"]
+    rollout: int
+    kind: str  # rollouts of a kind become about equally long
+    sampled: int  # tokens so far
+    most: int  # that it may sample yet
+    prompt: int = 0  # tokens to run before it goes on
 
 
-@dataclass(frozen=True)
-class Unit:
-    """What the router knows of a rollout, or of the rollouts of one prompt."""
-
-    key: int
-    oldest: int  # version of the oldest token, or a lower bound of it while none has been seen
-    ready: bool  # every member has ended and is scored
-    members: tuple[int, ...]  # rollout ids
+@dataclass
+class _Shard:
+    jobs: dict[int, Job] = field(default_factory=dict)
+    queued: int = 0  # requests that waited at the end of the last round that came back
+    sent: deque[int] = field(default_factory=deque)  # requests for its queue, of rounds under way
+    load: float = 0.0
 
 
-@dataclass(frozen=True)
-class Choice:
-    """train: units of the next batch, oldest first, empty if there is no batch now. wait: the units that prevent it.
-    drop: units that the update would push past tau."""
+class Router:
+    """Knows the rollouts of every shard. Equal calls give equal places."""
 
-    train: tuple[Unit, ...] = ()
-    wait: tuple[Unit, ...] = ()
-    drop: tuple[Unit, ...] = ()
+    def __init__(self, config: RolloutConfig, shards: int, lengths: Lengths):
+        self.lengths = lengths
+        self._slots, self._queue = config.slots // shards, config.queue // shards
+        self._horizon = HORIZON * config.ticks
+        self._step = -(-config.prefill_slots // shards) * config.prefill_chunk
+        self._shards = [_Shard() for _ in range(shards)]
+        self._of: dict[int, int] = {}
+        self._least: list[tuple[float, int]] = []  # a heap of loads, some of them outdated
 
+    def room(self) -> int:
+        """Requests that the queues can take."""
+        return sum(max(0, self._room(shard)) for shard in self._shards)
 
-def choose(units: Iterable[Unit], version: int, batch: int, staleness: StalenessConfig, bump: int = 1) -> Choice:
-    """The batch for an update from `version` to `version + bump` (bump is 0 where only the critic learns)."""
-    tau, after = staleness.tau, version + bump
-    order = sorted(units, key=lambda unit: (unit.oldest, unit.key))
-    train = tuple(unit for unit in order if unit.ready)[:batch]
-    if len(train) < batch:
-        return Choice()
-    chosen = {unit.key for unit in train}
-    rest = [unit for unit in order if unit.key not in chosen]
-    if staleness.on_exceed == "drop":
-        return Choice(train, drop=tuple(unit for unit in rest if stale(unit.oldest, after, tau)))
-    late = [i for i, unit in enumerate(rest) if stale(unit.oldest, after + bump * (i // batch), tau)]
-    if late:
-        return Choice(wait=tuple(unit for unit in rest[: late[-1] + 1] if not unit.ready))
-    return Choice(train)
+    def begin(self) -> None:
+        """A round is about to be sent."""
+        for shard in self._shards:
+            shard.sent.append(0)
+            shard.load = sum(map(self._ticks, shard.jobs.values()))
+        self._least = [(shard.load, number) for number, shard in enumerate(self._shards)]
+        heapq.heapify(self._least)
 
+    def place(self, job: Job, known: Mapping[int, int]) -> int:
+        """The shard that a rollout goes to in this round; `known`: prompt tokens that shards have in pages.
 
-def stale(oldest: int, current: int, tau: int) -> bool:
-    """Whether a rollout may no longer be trained: iff current - oldest > tau."""
-    return current - oldest > tau
+        Raises RunError where no queue has room.
+        """
+        costs = {n: self._shards[n].load + (job.prompt - k) / self._step for n, k in known.items() if self._has_room(n)}
+        if (other := self._least_loaded()) is not None:
+            costs.setdefault(other, self._shards[other].load + job.prompt / self._step)
+        if not costs:
+            raise RunError(f"rollout {job.rollout} was sent, but no queue has room: send no more than room() says.")
+        number = min(costs, key=lambda n: (costs[n], -known.get(n, 0), n))
+        job.prompt -= known.get(number, 0)
+        shard = self._shards[number]
+        shard.jobs[job.rollout], self._of[job.rollout] = job, number
+        shard.sent[-1] += 1
+        shard.load += self._ticks(job)
+        heapq.heappush(self._least, (shard.load, number))
+        return number
 
+    def shard_of(self, rollout: int) -> int:
+        return self._of[rollout]
 
-def most_units(batch: int, tau: int, later_batch: int | None) -> int:
-    """Units in flight or ready at which submission pauses: (tau + 1) batches.
+    def came_back(self, sampled: Iterable[tuple[int, int]], queued: Sequence[int]) -> None:
+        """A round is back: tokens that rollouts sampled, and how many requests wait in each queue."""
+        for shard, count in zip(self._shards, queued, strict=True):
+            shard.sent.popleft()
+            shard.queued = int(count)
+        for rollout, count in sampled:
+            if (number := self._of.get(rollout)) is not None:
+                job = self._shards[number].jobs[rollout]
+                job.sampled, job.most, job.prompt = job.sampled + count, max(1, job.most - count), 0
 
-    Before a stage with smaller batches there may be fewer, so that what goes over into it can be trained there in time.
-    """
-    limit = (tau + 1) * batch
-    return limit if later_batch is None else min(limit, max(batch, (tau + 1) * later_batch))
+    def leave(self, rollout: int) -> None:
+        """The device has nothing more to do for this rollout."""
+        if (number := self._of.pop(rollout, None)) is not None:
+            del self._shards[number].jobs[rollout]
 
+    def _ticks(self, job: Job) -> float:
+        remaining = self.lengths.remaining(job.kind, job.sampled, job.most)
+        return min(remaining, self._horizon) / self._slots + job.prompt / self._step
 
-def lags(versions: Sequence[int], current: int) -> list[int]:
-    """How many versions each token lags behind the weights that are being trained."""
-    return [current - version for version in versions]
+    def _room(self, shard: _Shard) -> int:
+        return self._queue - shard.queued - sum(shard.sent)
+
+    def _has_room(self, number: int) -> bool:
+        return self._room(self._shards[number]) > 0
+
+    def _least_loaded(self) -> int | None:
+        """Of the shards with room."""
+        while self._least:
+            load, number = self._least[0]
+            if load == self._shards[number].load and self._has_room(number):
+                return number
+            heapq.heappop(self._least)
+        return None

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import bisect
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from glm_jax.data.tasks import Task
@@ -15,10 +15,24 @@ from glm_jax.host.errors import LedgerError
 from glm_jax.host.ledger import Ledger
 from glm_jax.host.monitor import DROP
 from glm_jax.host.requests import Request
-from glm_jax.host.rollouts import CANCELLED, EVAL, FAILED, LENGTH, REJECTED, STOP, TURNS, WALL_TIME, Rollout
+from glm_jax.host.rollouts import (
+    CANCELLED,
+    EVAL,
+    FAILED,
+    LENGTH,
+    REJECTED,
+    STOP,
+    STRING,
+    TOKENS,
+    TURNS,
+    WALL_TIME,
+    Rollout,
+)
 from glm_jax.host.scoring import Scorer
+from glm_jax.rollout.log import Sampled
 from glm_jax.rollout.requests import PARKED
 from glm_jax.rollout.requests import STOP as DEVICE_STOP
+from glm_jax.rollout.strings import StopStrings
 
 Encode = Callable[[str], Sequence[int]]
 
@@ -31,6 +45,13 @@ class Draw:
     temperature: float
     top_p: float
     stop: tuple[int, ...]
+    tokens: int | None = None  # that a rollout may sample
+    strings: StopStrings | None = None
+
+    def limit(self, rollout: Rollout) -> int:
+        """The length at which the rollout ends, from where it is now."""
+        left = self.window if self.tokens is None else self.tokens - rollout.count
+        return min(self.window, rollout.length + left)
 
 
 class Sampling:
@@ -109,14 +130,21 @@ class Sampling:
                 if part.rollout >= self.ledger.book.submitted:
                     raise LedgerError(f"round {outcome.round} sampled for rollout {part.rollout}, never submitted")
                 continue
-            self.ledger.tokens(part.rollout, part.tokens, part.logp, part.version)
+            rollout = self.ledger.live[part.rollout]
+            if part.ending:
+                self.on_device.discard(part.rollout)  # its slot is free, or parked
             if part.ending == PARKED:
-                self.on_device.discard(part.rollout)
                 self.parked.add(part.rollout)
-                self.environments.call(self.ledger.live[part.rollout])
+            count = self._stopped(rollout, part)
+            self.ledger.tokens(part.rollout, part.tokens[:count], part.logp[:count], part.version)
+            if count is not None:
+                self._end(part.rollout, STRING)
+                ended.append(part.rollout)
+            elif part.ending == PARKED:
+                self.environments.call(rollout)
             elif part.ending:
-                self.on_device.discard(part.rollout)  # its slot is free
-                self._end(part.rollout, STOP if part.ending == DEVICE_STOP else LENGTH)
+                used_up = TOKENS if rollout.length < self.draw.window else LENGTH
+                self._end(part.rollout, STOP if part.ending == DEVICE_STOP else used_up)
                 ended.append(part.rollout)
         return ended
 
@@ -146,6 +174,23 @@ class Sampling:
         if rollout.version:
             return rollout.version[0]
         return self.device.oldest_version if rollout.id in self.on_device else self.device.version
+
+    def ages(self) -> dict[str, float]:
+        """Seconds since each rollout that goes on was opened, by id: what a checkpoint keeps of wall time."""
+        now = time.monotonic()
+        return {str(id): now - start for id, start in self.started.items()}
+
+    def restore_ages(self, ages: Mapping[str, float]) -> None:
+        now = time.monotonic()
+        self.started = {int(id): now - age for id, age in ages.items()}
+
+    def _stopped(self, rollout: Rollout, part: Sampled) -> int | None:
+        """How many of the tokens that came back there are up to one that completes a stop string; None: none does."""
+        if self.draw.strings is None:
+            return None
+        own = rollout.sampled[-self.draw.strings.reach :]
+        turn = next((n for n, sampled in enumerate(reversed(own)) if not sampled), len(own))
+        return self.draw.strings.end(rollout.tokens[len(rollout.tokens) - turn :], part.tokens)
 
     def _acts(self, rollout: Rollout) -> bool:
         """Whether its last token closed a tool call."""
@@ -182,6 +227,8 @@ class Sampling:
         self.parked.discard(id)
         self.started.pop(id, None)
         self.ledger.end(id, ending)
+        if ending not in (WALL_TIME, CANCELLED):
+            self.device.shards.lengths.add(self.ledger.live[id].kind, self.ledger.live[id].count)
         if score:
             self.scorer.submit(self.ledger.live[id])
         if self.environments:
@@ -192,4 +239,14 @@ class Sampling:
     def _request(self, rollout: Rollout) -> Request:
         temperature, top_p = (1.0, 1.0) if rollout.purpose == EVAL else (self.draw.temperature, self.draw.top_p)
         tokens = [*rollout.prompt, *rollout.tokens]
-        return Request(rollout.id, tokens, self.draw.window, temperature, top_p, self.draw.stop, self.park)
+        return Request(
+            rollout=rollout.id,
+            tokens=tokens,
+            limit=self.draw.limit(rollout),
+            temperature=temperature,
+            top_p=top_p,
+            stop=self.draw.stop,
+            park=self.park,
+            kind=rollout.kind,
+            sampled=rollout.count,
+        )

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
 
+from glm_jax.host.lengths import Lengths
 from glm_jax.host.prefixes import Prefixes
+from glm_jax.host.router import Job, Router
 from glm_jax.program.exchange import PageNews
 from glm_jax.rollout.config import RolloutConfig
 from glm_jax.rollout.log import Sampled
@@ -27,8 +28,6 @@ class Place:
 @dataclass
 class _Shard:
     prefixes: Prefixes | None
-    queued: int = 0  # requests that waited at the end of the last round that came back
-    rollouts: set[int] = field(default_factory=set)
 
 
 class Shards:
@@ -41,18 +40,17 @@ class Shards:
     def __init__(self, config: RolloutConfig, count: int = 1, reuse: bool = True):
         self.config, self.count, self.reuse = config, count, reuse and config.page > 0
         self.asked = self.named = 0  # tokens sent to queues, and those of them that a tree had pages of
-        self._sent: deque[list[int]] = deque()  # requests for each queue, of rounds under way
+        self.lengths = Lengths()
         self.reset()
 
     def reset(self) -> None:
-        """The device has forgotten everything."""
+        """The device has forgotten everything. No round is under way."""
         config = self.config
         tree = lambda: Prefixes(config.page, bool(config.drafts)) if config.page else None
         self._shards = [_Shard(tree()) for _ in range(self.count)]
-        self._of: dict[int, int] = {}
+        self._router = Router(config, self.count, self.lengths)
         self._tokens: dict[int, list[int]] = {}
         self._parked: set[int] = set()
-        assert not self._sent, "reset with rounds under way"
 
     @property
     def kept(self) -> int:
@@ -61,14 +59,14 @@ class Shards:
 
     def room(self) -> int:
         """Requests that the queues can take."""
-        return sum(max(0, self._room(shard)) for shard in range(self.count))
+        return self._router.room()
 
-    def send(self, requests: Sequence[tuple[int, Sequence[int]]], cancel: Sequence[int]) -> list[Place]:
+    def send(self, requests: Sequence[tuple[Job, Sequence[int]]], cancel: Sequence[int]) -> list[Place]:
         """Notes what a round is sent, and says where each request, a rollout and its tokens, goes."""
         for rollout in cancel:
             self._leave(rollout)
-        self._sent.append([0] * self.count)
-        return [self._place(rollout, list(tokens)) for rollout, tokens in requests]
+        self._router.begin()
+        return [self._place(job, list(tokens)) for job, tokens in requests]
 
     def offer(self) -> Offer | None:
         """What the trees give up in the round that was sent last."""
@@ -90,14 +88,13 @@ class Shards:
         self, sampled: Sequence[Sampled], queued: Sequence[int], news: PageNews | None, current: bool
     ) -> None:
         """Takes in a round. `current`: its weights are those that the next round samples with."""
-        self._sent.popleft()
+        self._router.came_back([(part.rollout, len(part.tokens)) for part in sampled], queued)
         for part in sampled:
             if part.rollout in self._tokens:
                 self._tokens[part.rollout] += part.tokens
                 if part.ending == PARKED:
                     self._parked.add(part.rollout)
         for number, shard in enumerate(self._shards):
-            shard.queued = int(queued[number])
             if news is not None:
                 lost = np.split(news.lost, self.count)[number]
                 shard.prefixes.given(lost[lost >= 0].tolist())
@@ -116,32 +113,21 @@ class Shards:
             else:
                 prefixes.refuse(names)
 
-    def _place(self, rollout: int, tokens: list[int]) -> Place:
-        """A rollout that is parked goes straight to its slot; another to the queue with room that knows most of it.
-
-        Where several know as much, to the one that has least to do.
-        """
-        self._tokens[rollout] = tokens
-        if rollout in self._parked:
-            self._parked.discard(rollout)
-            return Place(self._of[rollout])
-        known = [self._of[rollout]] if rollout in self._of else range(self.count)
-        found = {s: self._shards[s].prefixes.match(tokens) if self.reuse else [] for s in known}
-        by_worth = lambda s: (self._room(s) > 0, len(found[s]), -len(self._shards[s].rollouts))
-        shard = max(found, key=by_worth)
-        self._of[rollout] = shard
-        self._shards[shard].rollouts.add(rollout)
-        self._sent[-1][shard] += 1
+    def _place(self, job: Job, tokens: list[int]) -> Place:
+        """A rollout that is parked goes straight to its slot, another where the router says."""
+        self._tokens[job.rollout] = tokens
+        if job.rollout in self._parked:
+            self._parked.discard(job.rollout)
+            return Place(self._router.shard_of(job.rollout))
+        trees = [shard.prefixes for shard in self._shards]
+        found = {s: names for s, tree in enumerate(trees) if self.reuse and (names := tree.match(tokens))}
+        shard = self._router.place(job, {s: len(names) * self.config.page for s, names in found.items()})
+        names = found.get(shard, [])
         self.asked += len(tokens)
-        self.named += len(found[shard]) * self.config.page
-        return Place(shard, found[shard])
-
-    def _room(self, shard: int) -> int:
-        under_way = sum(sent[shard] for sent in self._sent)
-        return self.config.queue // self.count - self._shards[shard].queued - under_way
+        self.named += len(names) * self.config.page
+        return Place(shard, names)
 
     def _leave(self, rollout: int) -> None:
-        if rollout in self._of:
-            self._shards[self._of.pop(rollout)].rollouts.discard(rollout)
+        self._router.leave(rollout)
         self._tokens.pop(rollout, None)
         self._parked.discard(rollout)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import cache, partial
 
 import jax
@@ -18,14 +18,16 @@ from glm_jax.rollout.config import RolloutConfig
 from glm_jax.rollout.log import Sampled, read_log
 from glm_jax.rollout.pace import Pace
 from glm_jax.rollout.requests import STOP_IDS, Requests, empty_requests
+from glm_jax.rollout.strings import StopStrings
 
 PREFILL_CHUNK = 256  # prompt tokens of a slot that run through the model at once
+STRING_TICKS = 32  # of a round where stop strings are looked for: so many tokens at most are sampled in vain
 TRIAL_TICKS = 16  # of a round that measures a depth: fewer than slots.HELD, so that one without drafts loses nothing
 
 
 @dataclasses.dataclass(frozen=True)
 class Completion:
-    """What was sampled for one prompt; a stop id that ended it is the last token."""
+    """What was sampled for one prompt; a stop id or string that ended it is at its end."""
 
     tokens: list[int]
     logp: list[float]  # under the distribution sampled from; 0 at temperature 0
@@ -45,6 +47,8 @@ def generate(
     slots_at_once: int = 32,
     drafts: int = 0,
     pace: Pace | None = None,
+    stop_strings: Sequence[str] = (),
+    decode: Callable[[Iterable[int]], str] | None = None,
 ) -> list[Completion]:
     """Completes each prompt with up to `max_new_tokens`; greedy at temperature 0.
 
@@ -55,11 +59,17 @@ def generate(
     stay as they are, sampled ones keep their distribution but are other draws, and hang on how fast the machine is.
     `pace` decides that; by default it is the one of all calls of about this size.
 
+    A completion ends at the token that completes one of `stop_strings`; `decode` says what tokens mean.
+
     Raises:
-        ValueError: for an empty prompt, a token outside the vocabulary, more than 8 stop ids, a temperature or top_p
-            that is no such thing, or drafts of a model without a draft layer.
+        ValueError: for an empty prompt, a token outside the vocabulary, more than 8 stop ids, an empty stop string or
+            some without `decode`, a temperature or top_p that is no such thing, or drafts of a model without a draft
+            layer.
     """
     _check(prompts, config, max_new_tokens, stop)
+    if stop_strings and decode is None:
+        raise ValueError(f"stop_strings={stop_strings} are looked for in text: give decode, such as tokenizer.decode")
+    strings = StopStrings(tuple(stop_strings), decode) if stop_strings else None
     depths = (drafts,) if drafts else ()
     if problems := RolloutConfig(temperature=temperature, top_p=top_p, drafts=depths).check():
         raise ValueError("; ".join(problems))
@@ -85,40 +95,54 @@ def generate(
         sizes = dataclasses.replace(sizes, drafts=())  # so that nothing is kept for drafts that are not made
     requests = _requests(prompts, window, max_new_tokens, temperature, top_p, stop)
     view, state = _start(params, config, sizes, requests)
-    found: list[list[Sampled]] = [[] for _ in prompts]
+    made = [Completion([], []) for _ in prompts]
+    ended = np.full(len(prompts), -1, np.int32)  # by a string: their slots go to others in the next round
     left = True
 
     def go(depth: int, ticks: int) -> tuple[int, float]:
         """A round; gives how many tokens it sampled, and how long it took."""
         nonlocal state, left
         start = time.perf_counter()
-        state, *out = _run(view, config, sizes, state, *map(np.int32, (seed, depth, ticks)))
+        state, *out = _run(view, config, sizes, state, ended, *map(np.int32, (seed, depth, ticks)))
         log, left = jax.device_get(out)
         parts = read_log(log, depth)
         seconds = time.perf_counter() - start
         for part in parts:
-            found[part.rollout].append(part)
+            if ended[part.rollout] < 0:
+                before = made[part.rollout]
+                count = strings.end(before.tokens, part.tokens) if strings else None
+                made[part.rollout] = _longer(before, part, count)
+                ended[part.rollout] = -1 if count is None else part.rollout
         return sum(len(part.tokens) for part in parts), seconds
 
     while left:
         measuring, depth = pace.measuring, pace.next() if sizes.drafts else 0
         if not measuring:
-            go(depth, sizes.ticks)
+            go(depth, STRING_TICKS if strings else sizes.ticks)
             continue
         go(depth, 1)  # compiles, and runs prompts
         _, call = go(depth, 0)
         tokens, seconds = go(depth, TRIAL_TICKS)
         pace.add(depth, tokens, seconds - call)
-    return [joined(parts) for parts in found]
+    return made
 
 
 def joined(parts: Sequence[Sampled]) -> Completion:
     """What rounds sampled for one prompt, in their order."""
+    done = Completion([], [])
+    for part in parts:
+        done = _longer(done, part)
+    return done
+
+
+def _longer(done: Completion, part: Sampled, count: int | None = None) -> Completion:
+    """With what a round sampled, or with `count` tokens of it, which end the completion."""
+    passes, passed = (part.passes, part.passed) if count is None else (0, 0)
     return Completion(
-        tokens=[token for part in parts for token in part.tokens],
-        logp=[logp for part in parts for logp in part.logp],
-        passes=sum(part.passes for part in parts),
-        passed=sum(part.passed for part in parts),
+        tokens=done.tokens + part.tokens[:count],
+        logp=done.logp + part.logp[:count],
+        passes=done.passes + passes,
+        passed=done.passed + passed,
     )
 
 
@@ -133,7 +157,8 @@ def _start(params, config, sizes, requests):
 
 
 @partial(jax.jit, static_argnums=(1, 2), donate_argnums=3)
-def _run(view, config, sizes, state, seed, depth, ticks):
+def _run(view, config, sizes, state, cancel, seed, depth, ticks):
+    state = slots.cancel(state, cancel)
     state, log, _ = sampler.run(view, config, sizes, state, jnp.int32(0), seed, depth, ticks)
     return state, log, jnp.any(state.slots.live) | jnp.any(state.queue.requests.count > 0)
 

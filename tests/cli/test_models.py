@@ -51,6 +51,11 @@ def test_generate_reads_and_writes_with_the_folders_tokenizer(tmp_path, capsys):
     assert plain.startswith("hi")
     assert main([*ask, "--chat"]) == 0
     assert capsys.readouterr().out != plain[2:], "the template's tokens stand before the answer"
+    answer = plain.removeprefix("hi").rstrip("\n")
+    assert main([*ask, "--stop", answer[:1]]) == 0
+    assert len(capsys.readouterr().out) < len(plain), "the first token ends it"
+    assert main([*ask, "--stop", ""]) == 2
+    assert "stop string 0 is empty" in capsys.readouterr().err
     (tmp_path / "tokenizer.json").unlink()
     assert main([*ask, "--chat"]) == 2
     assert "no chat template" in capsys.readouterr().err

@@ -20,10 +20,10 @@ from glm_jax.host.ledger import Ledger
 from glm_jax.host.loop import Loop
 from glm_jax.host.material import Examples, Prompts
 from glm_jax.host.plan import Plan
-from glm_jax.host.router import StalenessConfig
 from glm_jax.host.sampling import Draw, Sampling
 from glm_jax.host.scoring import Scorer
 from glm_jax.host.stages import ScheduleConfig, StageConfig, lay_out
+from glm_jax.host.staleness import StalenessConfig
 from glm_jax.learn.batch import IDLE, RL, SFT
 from glm_jax.program.exchange import Outbox
 from glm_jax.rollout.config import RolloutConfig

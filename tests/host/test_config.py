@@ -51,6 +51,8 @@ def test_the_base_of_these_tests_is_a_config_that_runs():
         (dict(learn__advantage="running_mean", value__steps=2), "has no critic to train"),
         (dict(rl__critic_lr__peak=0.0), "rl.critic_lr.peak is 0, so stage rl would learn nothing"),
         (dict(deterministic=True, wall_time=9.0), "wall_time goes by the clock"),
+        (dict(limits__tokens=0), "config.limits: tokens is 0; it must be at least 1, or None"),
+        (dict(limits__strings=("",)), "stop string 0 is empty"),
         (dict(patience=0.0), "patience is 0.0"),
         (dict(model__preset="big"), "preset is 'big'; known: glm52_744b, small"),
         (dict(model__path="somewhere"), "one of preset and path has to be set"),

@@ -369,3 +369,15 @@ def test_sft_ends_once_its_smoothed_loss_is_low_enough(tmp_path, resume_at):
     assert trained == list(range(1, len(trained) + 1))
     assert len(trained) in (15, 16)  # one more may be under way when the loss comes back
     assert max(step for step, _ in rows) == settings.steps
+
+
+def test_a_resumed_run_expects_the_lengths_that_the_unbroken_one_does(tmp_path):
+    saver = MemorySaver()
+    first = make_loop(tmp_path, plan(rl=2), saver=saver)
+    first.run()
+    first.ledger.file.close()
+    known = first.device.shards.lengths
+    assert {kind.split("/")[0] for kind in known.state()} == {"train", "eval"}
+    again = make_loop(tmp_path, plan(rl=2), restored=saver.saved[2]).device.shards.lengths
+    assert again.state() == known.state()
+    assert again.remaining("train/fake", 1, 99) == known.remaining("train/fake", 1, 99) < 99

@@ -1,108 +1,66 @@
-"""What the host remembers of shards: where rollouts are, what pages they left, and when those stop to count."""
+"""Requests among several shards: to the pages that hold their first tokens, or to where their slot is."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from types import MappingProxyType
-
 import numpy as np
 
-from glm_jax.host.shards import Shards
+from glm_jax.host.router import Job
+from glm_jax.host.shards import Place, Shards
 from glm_jax.program.exchange import PageNews
 from glm_jax.rollout.config import RolloutConfig
 from glm_jax.rollout.log import Sampled
 from glm_jax.rollout.pages import Told
-from glm_jax.rollout.requests import GOES_ON, STOP
+from glm_jax.rollout.requests import GOES_ON, PARKED
 
-SIZES = RolloutConfig(slots=4, window=16, queue=8, page=4, pages=16)
-SAYS = list(range(20, 29))
-NOTHING = MappingProxyType({})
-
-
-def news(
-    shards: Shards, told: Mapping[int, tuple[int, list[int]]] = NOTHING, lost: Mapping[int, int] = NOTHING
-) -> PageNews:
-    """told: of a rollout, the shard and the names of its first pages; lost: a name by shard."""
-    rows = 2 * SIZES.slots
-    empty = Told(np.full(rows, -1), np.zeros(rows, int), np.zeros(rows, int), np.full((rows, 4), -1))
-    for rollout, (shard, names) in told.items():
-        row = shard * rows // shards.count
-        empty.rollout[row], empty.count[row], empty.name[row, : len(names)] = rollout, len(names), names
-    gone = np.full(SIZES.pool, -1)
-    for shard, name in lost.items():
-        gone[shard * SIZES.pool // shards.count] = name
-    return PageNews(empty, gone)
+SIZES = RolloutConfig(slots=4, window=24, ticks=4, queue=8, page=4, prefill_slots=2, prefill_chunk=4)
+SYSTEM = [1, 2, 3, 4, 5, 6, 7, 8]  # two pages
 
 
-def part(rollout: int, ending: int = GOES_ON, count: int = 3) -> Sampled:
-    return Sampled(rollout, [7] * count, [0.0] * count, 0, ending)
+def send(shards, **requests):
+    """Places of rollouts, named r0, r1, ..., with these tokens."""
+    rows = [(Job(int(name[1:]), "a", 0, most=8, prompt=len(tokens)), tokens) for name, tokens in requests.items()]
+    return shards.send(rows, cancel=())
 
 
-def begun(count: int = 1) -> Shards:
-    """Rollout 1 has ended, and left two pages of SAYS."""
-    shards = Shards(SIZES, count)
-    (place,) = shards.send([(1, SAYS)], [])
-    assert place.pages == []
-    shards.offer()
-    told = news(shards, {1: (place.shard, [3, 5])})
-    shards.came_back([part(1, STOP)], [0] * count, told, current=True)
-    return shards
+def back(shards, *sampled, told=None):
+    """A round comes back; `told`: (shard, rollout, names of its first pages)."""
+    rollout, count, name = np.full(4, -1), np.zeros(4, int), np.full((4, SIZES.per_slot), -1)
+    if told:
+        row = 2 * told[0]
+        rollout[row], count[row], name[row, : len(told[2])] = told[1], len(told[2]), told[2]
+    news = PageNews(Told(rollout, np.zeros(4, int), count, name), np.full(SIZES.pool, -1))
+    parts = [Sampled(rollout, tokens, [0.0] * len(tokens), 0, ending) for rollout, tokens, ending in sampled]
+    shards.came_back(parts, [0, 0], news, current=True)
 
 
-def ask(shards: Shards, rollout: int, tokens: list[int]):
-    (place,) = shards.send([(rollout, tokens)], [])
-    return place
+def test_rollouts_that_begin_alike_share_the_shard_that_holds_their_pages_until_it_is_behind():
+    shards = Shards(SIZES, 2)
+    assert send(shards, r0=[9] * 5, r1=[*SYSTEM, 10]) == [Place(0), Place(1)]
+    back(shards, (1, [3], GOES_ON), told=(1, 1, [40, 41]))
+    assert send(shards, r2=[*SYSTEM, 11]) == [Place(1, [40, 41])]
+    assert send(shards, r3=[9] * 9) == [Place(0)]
+    assert (shards.asked, shards.named) == (32, 8)
+    # In ticks 11.5 are to do at the first, 7.75 at the second; another rollout is 4, its pages save 2 for the prompt.
+    places = send(shards, **{f"r{n}": [*SYSTEM, n] for n in range(14, 17)})
+    assert places == [Place(1, [40, 41]), Place(1, [40, 41]), Place(0)]
 
 
-def test_a_later_turn_names_what_an_earlier_one_left():
-    shards = begun()
-    assert ask(shards, 2, [*SAYS, 7, 7, 7, 1]).pages == [3, 5] and shards.kept == 2
-    assert ask(shards, 3, SAYS[:6]).pages == [3]
+def test_a_parked_rollout_goes_on_where_its_slot_is_however_much_there_is_to_do():
+    shards = Shards(SIZES, 2)
+    send(shards, r0=[9] * 5, r1=[9] * 5)
+    back(shards, (1, [3], PARKED))
+    send(shards, r2=[7] * 5, r3=[8] * 5, r4=[6] * 5)
+    back(shards)
+    room = shards.room()
+    assert send(shards, r1=[9] * 5 + [3, 4]) == [Place(1)]
+    assert shards.room() == room, "it needs no place in a queue"
 
 
-def test_an_update_ends_it_also_for_news_that_were_under_way():
-    shards = begun()
-    ask(shards, 2, [1] * 9)
-    shards.offer()
-    shards.updated()  # by that round, which sampled before
-    assert ask(shards, 3, [*SAYS, 1]).pages == []
-    offer = shards.offer()
-    assert offer.name[:2].tolist() == [3, 5] and offer.drop.tolist() == [2]
-    shards.came_back([part(2)], [0], news(shards, {2: (0, [9, 8])}), current=False)
-    assert ask(shards, 4, [1] * 10).pages == []
-    offer = shards.offer()
-    assert offer.name[:2].tolist() == [9, 8] and offer.drop.tolist() == [2]
-
-
-def test_what_the_device_lost_is_named_no_more():
-    shards = begun()
-    ask(shards, 2, [1] * 9)
-    shards.came_back([part(2)], [0], news(shards, lost={0: 5}), current=True)
-    assert ask(shards, 3, [*SAYS, 1]).pages == [3]
-
-
-def test_pages_of_a_cancelled_rollout_are_dropped():
-    shards = begun()
-    ask(shards, 2, [1] * 9)
-    shards.send([], [2])
-    shards.came_back([part(2)], [0], news(shards, {2: (0, [9])}), current=True)
-    offer = shards.offer()
-    assert offer.name[0] == 9 and offer.drop.tolist() == [1]
-
-
-def test_a_request_goes_where_its_prefix_is_and_each_shard_has_names_of_its_own():
-    shards = begun(count=2)
-    first = shards._of.get(1)
-    assert first is None, "an ended rollout is forgotten"
-    place = ask(shards, 2, [*SAYS, 1])
-    assert place.pages == [3, 5]
-    other = 1 - place.shard
-    shards.came_back([part(2)], [0, 0], news(shards, lost={other: 3}), current=True)
-    assert ask(shards, 3, [*SAYS, 2]).pages == [3, 5], "the other shard lost its own page 3"
-
-
-def test_without_reuse_nothing_is_named():
-    shards = Shards(SIZES, 1, reuse=False)
-    ask(shards, 1, SAYS)
-    shards.came_back([part(1, STOP)], [0], news(shards, {1: (0, [3, 5])}), current=True)
-    assert ask(shards, 2, [*SAYS, 7]).pages == []
+def test_a_reset_forgets_places_and_keeps_what_is_known_of_lengths():
+    shards = Shards(SIZES, 2)
+    shards.lengths.add("a", 5)
+    assert send(shards, r0=[9] * 5, r1=[9] * 5) == [Place(0), Place(1)]
+    back(shards, (0, [3], PARKED), (1, [3], GOES_ON))
+    shards.reset()
+    assert send(shards, r1=[9] * 6, r0=[9] * 6) == [Place(0), Place(1)]
+    assert shards.lengths.state() == {"a": [5]} and shards.room() == SIZES.queue - 2

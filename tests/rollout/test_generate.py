@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 import glm_jax
+from glm_jax.rollout import generate as module
 from glm_jax.rollout.config import RolloutConfig
 from glm_jax.rollout.pace import Pace
 from tests.model.tiny import random_params, two_layers
@@ -33,6 +34,33 @@ def test_drafts_leave_greedy_completions_as_they_are():
     assert not any(one.passes for one in plain)
 
 
+@pytest.mark.parametrize("drafts", [0, pytest.param(3, marks=pytest.mark.rollout)])
+def test_a_stop_string_ends_a_completion_at_its_last_token(drafts):
+    model = two_layers(num_nextn_predict_layers=1, index_share_for_mtp_iteration=True) if drafts else MODEL
+    weights = random_params(model) if drafts else params()
+    pace = Pace((drafts,), fixed=True) if drafts else None
+    decode = lambda tokens: "".join(f"<{token}>" for token in tokens)
+    settings = dict(slots_at_once=2, drafts=drafts, pace=pace)
+    plain = glm_jax.generate(weights, model, prompts(5), 90, **settings)
+    tokens = plain[1].tokens
+    stop = decode(tokens[3:5])[1:-1]  # "a><b"
+    made = glm_jax.generate(weights, model, prompts(5), 90, **settings, stop_strings=[stop, "no"], decode=decode)
+    for before, after in zip(plain, made, strict=True):
+        texts = [decode(before.tokens[: n + 1]) for n in range(90)]
+        count = next((n for n, text in enumerate(texts, 1) if stop in text), 90)
+        assert after.tokens == before.tokens[:count] and after.logp == before.logp[:count]
+    assert len(made[1].tokens) <= 5
+
+
+def test_a_completion_that_a_string_ended_leaves_its_slot_to_the_next_prompt(monkeypatch):
+    ticks = []
+    read = module.read_log
+    monkeypatch.setattr(module, "read_log", lambda log, depth: ticks.append(int(log.ticks)) or read(log, depth))
+    made = glm_jax.generate(params(), MODEL, prompts(5), 90, slots_at_once=2, stop_strings=[","], decode=str)
+    assert [len(one.tokens) for one in made] == [2] * 5, "str puts a comma before the second token"
+    assert sum(ticks) == 3 * module.STRING_TICKS, "two at a time, for one round each"
+
+
 def test_no_prompts_give_no_completions():
     assert glm_jax.generate(params(), MODEL, [], 4) == []
 
@@ -45,6 +73,8 @@ def test_no_prompts_give_no_completions():
         (dict(prompts=[[-1]]), "outside the vocabulary"),
         (dict(max_new_tokens=0), "max_new_tokens=0 must be at least 1"),
         (dict(stop=list(range(9))), "9 stop ids given, at most 8"),
+        (dict(stop_strings=["a"]), r"stop_strings=\['a'\] are looked for in text: give decode"),
+        (dict(stop_strings=["a", ""], decode=str), "stop string 1 is empty"),
         (dict(temperature=-1.0), "temperature=-1.0"),
         (dict(drafts=-1), r"drafts=\(-1,\) must be ascending depths"),
         (dict(drafts=2), r"drafts=\(2,\) wants a model with a draft"),
