@@ -46,11 +46,11 @@ def get_config() -> ConfigDict:
     config.learn.advantage = "running_mean"
 
     config.stages = ("sft", "draft")
-    config.sft.steps = 250
+    config.sft.steps = 120
     config.sft.batch = 32
     config.sft.policy_lr.peak = 2e-3
     config.sft.policy_lr.warmup = 20
-    config.draft.steps = 100
+    config.draft.steps = 50
     config.draft.batch = 32
     config.draft.policy_lr.peak = 1e-3
     config.draft.policy_lr.warmup = 5

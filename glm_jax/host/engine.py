@@ -17,7 +17,7 @@ from glm_jax.host.shards import Shards
 from glm_jax.model.config import ModelConfig
 from glm_jax.model.weights import Transformer, for_decoding
 from glm_jax.program.exchange import PageNews
-from glm_jax.rollout import sampler, slots
+from glm_jax.rollout import admission, sampler, slots
 from glm_jax.rollout.config import RolloutConfig
 from glm_jax.rollout.log import Sampled, read_log
 from glm_jax.rollout.requests import GOES_ON, STOP_IDS
@@ -114,8 +114,8 @@ class Engine:
 
 @partial(jax.jit, static_argnums=(1, 2), donate_argnums=3)
 def _round(view, config, sizes, state, requests, cancel, offer, seed, depth, ticks):
-    state = slots.begin(slots.cancel(state, cancel), offer)
-    state = slots.send(state, requests)
+    state = admission.begin(admission.cancel(state, cancel), offer)
+    state = admission.send(state, requests)
     state, log, usage = sampler.run(view, config, sizes, state, jnp.int32(0), seed, depth, ticks)
     news = state.pages and PageNews(state.pages.news, state.pages.lost)
     return state, log, usage, state.queue.requests.count, news

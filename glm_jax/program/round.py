@@ -21,7 +21,7 @@ from glm_jax.model.config import ModelConfig
 from glm_jax.model.weights import Transformer
 from glm_jax.program.exchange import Inbox, Outbox, PageNews
 from glm_jax.program.state import RunState
-from glm_jax.rollout import sampler, slots
+from glm_jax.rollout import admission, sampler, slots
 from glm_jax.rollout.config import RolloutConfig
 from glm_jax.sharding import layout, manual
 from glm_jax.sharding.handoff import handoff
@@ -37,8 +37,8 @@ def run_round(
 
     Without `learns` (static) the inbox's batch is not looked at.
     """
-    device = slots.begin(slots.cancel(state.sampler, inbox.cancel), inbox.offer)
-    device = slots.send(device, inbox.requests)
+    device = admission.begin(admission.cancel(state.sampler, inbox.cancel), inbox.offer)
+    device = admission.send(device, inbox.requests)
     version, seed = state.policy.version, state.seed
     with jax.named_scope("handoff"):
         view = handoff(state.policy.params, setup.model, mesh)
@@ -62,7 +62,7 @@ def run_round(
     else:
         learners, metrics = skip(learners)
     updated = (inbox.mode == SFT) | (inbox.mode == RL)
-    device = slots.outdate(device, updated, rewrite=rollout.on_update == "recompute")
+    device = admission.outdate(device, updated, rewrite=rollout.on_update == "recompute")
     metrics = metrics | {f"sample/{k}": v.astype(jnp.float32) for k, v in dataclasses.asdict(usage).items()}
     metrics["sample/ticks"] = log.ticks.astype(jnp.float32)
     if device.pages is not None:

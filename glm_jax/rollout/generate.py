@@ -13,7 +13,7 @@ import numpy as np
 
 from glm_jax.model.config import ModelConfig
 from glm_jax.model.weights import Transformer, for_decoding
-from glm_jax.rollout import sampler, slots
+from glm_jax.rollout import admission, sampler, slots
 from glm_jax.rollout.config import RolloutConfig
 from glm_jax.rollout.log import Sampled, read_log
 from glm_jax.rollout.pace import Pace
@@ -153,12 +153,12 @@ def _pace(config: ModelConfig, sizes: RolloutConfig) -> Pace:
 
 @partial(jax.jit, static_argnums=(1, 2))
 def _start(params, config, sizes, requests):
-    return for_decoding(params, config), slots.send(slots.init(config, sizes), requests)
+    return for_decoding(params, config), admission.send(slots.init(config, sizes), requests)
 
 
 @partial(jax.jit, static_argnums=(1, 2), donate_argnums=3)
 def _run(view, config, sizes, state, cancel, seed, depth, ticks):
-    state = slots.cancel(state, cancel)
+    state = admission.cancel(state, cancel)
     state, log, _ = sampler.run(view, config, sizes, state, jnp.int32(0), seed, depth, ticks)
     return state, log, jnp.any(state.slots.live) | jnp.any(state.queue.requests.count > 0)
 

@@ -14,7 +14,7 @@ from glm_jax.model.config import ModelConfig
 from glm_jax.model.heads import unembed
 from glm_jax.model.norms import wide
 from glm_jax.model.weights import Transformer
-from glm_jax.rollout import drafting, sampling, slots
+from glm_jax.rollout import admission, drafting, sampling
 from glm_jax.rollout.config import RolloutConfig
 from glm_jax.rollout.requests import GOES_ON, LENGTH, PARKED, STOP, Log
 from glm_jax.rollout.slots import Sampler, Slots
@@ -76,11 +76,11 @@ def run(
         tick = partial(_tick, view, model, config, seed, each)
         loop = jax.lax.while_loop(lambda loop, chosen=chosen: chosen & busy(loop) & drafts(loop), tick, loop)
     loop = jax.lax.while_loop(busy, partial(_tick, view, model, config, seed, 0), loop)
-    return loop._replace(sampler=slots.close(loop.sampler, version))
+    return loop._replace(sampler=admission.close(loop.sampler, version))
 
 
 def _tick(view: Transformer, model: ModelConfig, config: RolloutConfig, seed, depth: int, loop: _Loop) -> _Loop:
-    state = slots.admit(loop.sampler, loop.log.version, depth)
+    state = admission.admit(loop.sampler, loop.log.version, depth)
     new = state.slots.live & (state.slots.rollout != loop.sampler.slots.rollout)
     reused = jnp.sum(jnp.where(new, state.slots.filled, 0))
     with jax.named_scope("prefill"):
@@ -94,7 +94,7 @@ def _tick(view: Transformer, model: ModelConfig, config: RolloutConfig, seed, de
     live, ending = _append(state.slots, sampled)
     log = _write(loop.log, sampled, drafted, jnp.where(ready, live.rollout, -1), ending)
     stays = (ending == GOES_ON) | (ending == PARKED)
-    state = slots.tell(state.replace(slots=live), ~stays, loop.log.version)
+    state = admission.tell(state.replace(slots=live), ~stays, loop.log.version)
     live = live.replace(rollout=jnp.where(stays, live.rollout, -1), parked=live.parked | (ending == PARKED))
     waits = state.queue.requests.count > 0
     free = jnp.sum(~state.slots.live.reshape(waits.shape[0], -1), axis=1, dtype=jnp.int32)

@@ -11,7 +11,7 @@ import numpy as np
 
 from glm_jax.model.config import ModelConfig
 from glm_jax.model.weights import Transformer, unstack
-from glm_jax.rollout import sampler, slots
+from glm_jax.rollout import admission, sampler, slots
 from glm_jax.rollout.config import RolloutConfig
 from glm_jax.rollout.pages import no_offer
 from glm_jax.rollout.requests import GOES_ON, PARKED, Log, empty_requests
@@ -29,8 +29,8 @@ def params():
 
 @partial(jax.jit, static_argnums=(0, 1))
 def _round(model, sizes, params, state, requests, cancel, depth, offer):
-    state = slots.begin(slots.cancel(state, cancel), offer)
-    state = slots.send(state, requests)
+    state = admission.begin(admission.cancel(state, cancel), offer)
+    state = admission.send(state, requests)
     return sampler.run(unstack(params, model), model, sizes, state, jnp.int32(4), jnp.int32(11), depth)
 
 

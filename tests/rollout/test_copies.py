@@ -16,8 +16,8 @@ pytestmark = pytest.mark.usefixtures("hasty_compiles")
 
 
 # One slot's row is written by another operation than many slots' rows.
-@pytest.mark.parametrize("count, drafts", [(1, ()), (4, ()), (4, (3,))])
-def test_no_operation_of_the_decode_loop_passes_over_a_whole_cache(count, drafts):
+@pytest.mark.parametrize("count, drafts, page", [(1, (), 0), (4, (), 0), (4, (3,), 0), (4, (3,), 8)])
+def test_no_operation_of_the_decode_loop_passes_over_a_whole_cache(count, drafts, page):
     config = tiny_config(num_nextn_predict_layers=1 if drafts else 0, index_share_for_mtp_iteration=True)
     sizes = RolloutConfig(
         slots=count,
@@ -28,10 +28,13 @@ def test_no_operation_of_the_decode_loop_passes_over_a_whole_cache(count, drafts
         prefill_slots=1,
         prefill_chunk=16,
         drafts=drafts,
+        page=page,
+        pages=5 * 9 if page else 0,
     )
     params = random_params(config)
     state = slots.init(config, sizes)
-    program = generate._run.lower(params, config, sizes, state, *map(jnp.int32, (0, 0, 9))).compile().as_text()
+    sent = jnp.full(count, -1), *map(jnp.int32, (0, 0, 9))
+    program = generate._run.lower(params, config, sizes, state, *sent).compile().as_text()
     for leaf in jax.tree.leaves((state.caches, state.drafting and state.drafting.caches)):
         shape = ",".join(map(str, leaf.shape))
         made = re.findall(rf"= f32\[{shape}\]\S* ([\w-]+)\(", program)

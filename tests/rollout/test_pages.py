@@ -10,7 +10,7 @@ import jax
 import numpy as np
 import pytest
 
-from glm_jax.rollout import pages, slots
+from glm_jax.rollout import admission, pages
 from tests.rollout.driver import SIZES, Driver, some_requests
 from tests.rollout.test_parking import OBSERVED, parking
 
@@ -156,7 +156,7 @@ def test_an_update_makes_queued_requests_forget_what_they_named():
         done.finish([(1, [3, 1, 4, 1, 5, 9, 2, 6], 9)])
         done.round([(2, [9] * 4, 20), (3, [3, 1, 4, 1, 5, 9, 2, 6, 1], 12, {"pages": done.told[1]})])
         assert int(done.state.queue.requests.shared.sum()) == 2 and int(done.state.slots.filled[0]) > 0
-        outdate = jax.jit(slots.outdate, static_argnames="rewrite")
+        outdate = jax.jit(admission.outdate, static_argnames="rewrite")
         same_state = outdate(done.state, np.bool_(False), rewrite=rewrite)
         jax.tree.map(np.testing.assert_array_equal, same_state, done.state)
         done.state = outdate(done.state, np.bool_(True), rewrite=rewrite)

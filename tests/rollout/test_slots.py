@@ -7,7 +7,7 @@ import random
 import jax
 import numpy as np
 
-from glm_jax.rollout import slots
+from glm_jax.rollout import admission, slots
 from glm_jax.rollout.requests import empty_requests
 from tests.rollout.driver import MODEL, SIZES, WINDOW
 
@@ -21,7 +21,7 @@ def request_rows(ids: list[int]):
 
 
 def test_ring_and_slots_behave_as_a_list_would_through_wrap_around_and_cancellations():
-    admit, send, cancel = jax.jit(slots.admit), jax.jit(slots.send), jax.jit(slots.cancel)
+    admit, send, cancel = jax.jit(admission.admit), jax.jit(admission.send), jax.jit(admission.cancel)
     rng, state = random.Random(0), slots.init(MODEL, SIZES)
     waiting: list[int] = []
     held: list[int] = [-1] * SIZES.slots
@@ -54,8 +54,8 @@ def test_ring_and_slots_behave_as_a_list_would_through_wrap_around_and_cancellat
 
 def test_a_slot_with_a_new_owner_starts_with_nothing_filled():
     state = slots.init(MODEL, SIZES)
-    queue = slots.send(state, request_rows([4, 5])).queue
+    queue = admission.send(state, request_rows([4, 5])).queue
     before = state.slots.replace(filled=np.full(3, 9, np.int32), rollout=np.array([-1, 8, -1], np.int32))
-    live = slots.admit(state.replace(slots=before, queue=queue)).slots
+    live = admission.admit(state.replace(slots=before, queue=queue)).slots
     assert live.filled.tolist() == [0, 9, 0] and live.rollout.tolist() == [4, 8, 5]
     assert live.ready.tolist() == [False, False, True] and live.unfilled.tolist() == [True, False, False]
