@@ -10,7 +10,7 @@ import jax.numpy as jnp
 from flax import struct
 from jaxtyping import Array, Bool, Float, Int
 
-from glm_jax.model import attention, indexer
+from glm_jax.model import attention, indexer, kernels
 from glm_jax.model.attention import Attention
 from glm_jax.model.config import ModelConfig
 from glm_jax.model.heads import embed
@@ -183,6 +183,9 @@ def _choose(config: ModelConfig, place: Place, index_q, index_w, keys, as_bits: 
     """What new tokens select, by the index keys of a layer in (cache, layer)."""
     choose = partial(indexer.choose, top_k=config.index_topk, trained=False, as_bits=as_bits)
     rows, queries, columns = place.visible.shape
+    if kernels.wanted() and queries <= FEW_QUERIES and not as_bits and _serves(place, keys[0].shape[2]):
+        last = jnp.sum(place.visible, axis=-1, dtype=jnp.int32)
+        return Indices(*kernels.select_paged(index_q, index_w, *keys, place.table, last, config.index_topk))
     if not on_cpu() or queries > FEW_QUERIES or rows == 1 or columns <= APART:
         return choose(index_q, index_w, partial(place.read, *keys), place.visible)
 
@@ -193,6 +196,11 @@ def _choose(config: ModelConfig, place: Place, index_q, index_w, keys, as_bits: 
     table = jnp.arange(rows)[:, None] if place.table is None else place.table
     found = jax.lax.map(one_row, (index_q, index_w, place.visible, table))
     return jax.tree.map(lambda a: a[:, 0], found)
+
+
+def _serves(place: Place, page: int) -> bool:
+    """Whether the kernel for pages takes them: a power of two of columns, 16 or more."""
+    return place.table is not None and page >= 16 and page & (page - 1) == 0
 
 
 def extend(

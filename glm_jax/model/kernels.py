@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 
 import jax
+import jax.numpy as jnp
 from jax.sharding import PartitionSpec
 from jaxtyping import Array, Float, Int
 
 from glm_jax.model.target import on_cpu, target
-from pallas_kernels.index_select import index_select
+from pallas_kernels.index_select import index_select, index_select_paged
 from pallas_kernels.sparse_mla import sparse_mla
 
 
@@ -31,6 +33,21 @@ def select(
     per_query = ("rows", queries)
     run = lambda *args, backend: index_select(*args, top_k, backend=backend)
     return _serve(run, (q, w, k, first, last), [per_query, per_query, ("rows",), per_query, per_query], [per_query] * 2)
+
+
+def select_paged(
+    q: Float[Array, "B S J X"],
+    w: Float[Array, "B S J"],
+    keys: Float[Array, "F P G X"],
+    layer: Int[Array, ""] | int,
+    table: Int[Array, "B N"],
+    last: Int[Array, "B S"],
+    top_k: int,
+) -> tuple[Int[Array, "B S K"], Int[Array, "B S"]]:
+    """See `pallas_kernels.index_select_paged`: few queries, over the first `last` columns of each row's pages."""
+    pages = keys.reshape(-1, *keys.shape[2:])  # of all layers: a layer's own would be a copy
+    run = lambda *args, backend: index_select_paged(*args, top_k, backend=backend)
+    return _on_one_device(run, q, w, pages, table + layer * keys.shape[1], jnp.zeros_like(last), last)
 
 
 def attend(
@@ -55,14 +72,7 @@ def _serve(run: Callable, arguments: tuple, split: list[tuple], split_results: l
 
     `split` says which dimensions are divided as batch rows or heads are.
     """
-    where = target()
-
-    def on_one_device(*arguments):
-        try:
-            return run(*arguments, backend=where.platform)
-        except NotImplementedError:
-            return run(*arguments, backend="xla")
-
+    where, on_one_device = target(), partial(_on_one_device, run)
     if where.mesh is None or where.mesh.size == 1 or where.experts:  # the last: a device on its own rows already
         return on_one_device(*arguments)
     axes = {"rows": where.rows, "heads": where.heads, None: None}
@@ -74,6 +84,13 @@ def _serve(run: Callable, arguments: tuple, split: list[tuple], split_results: l
         out_specs=tuple(map(spec, split_results)),
         check_vma=False,  # a kernel's results do not say over which axes they vary
     )(*arguments)
+
+
+def _on_one_device(run: Callable, *arguments: Array):
+    try:
+        return run(*arguments, backend=target().platform)
+    except NotImplementedError:
+        return run(*arguments, backend="xla")
 
 
 def _ways(axes: tuple[str, ...]) -> int:

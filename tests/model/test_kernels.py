@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from functools import partial
 
 import jax
@@ -12,7 +13,7 @@ from jax.experimental.pallas import tpu as pltpu
 from jax.sharding import Mesh
 
 import glm_jax
-from glm_jax.model import kernels, rows
+from glm_jax.model import cache, kernels, rows, weights
 from glm_jax.model.target import tracing_for
 from glm_jax.model.transformer import hidden_states
 from glm_jax.sharding import layout
@@ -110,3 +111,42 @@ def test_the_gpu_kernels_in_the_model(monkeypatch, calls):
     monkeypatch.setattr(index_select_reference, "index_select", None)  # XLA's is not asked for
     assert_close(loss_and_gradient(config, params, tokens, "gpu", documents), wanted)
     assert calls
+
+
+def decoded(config, platform):
+    """States of tokens that follow prompts in pages out of order, one and three at a time; platform: whose kernels."""
+    params, tokens = random_params(config), random_tokens(config, 2, 44)
+    table = jnp.array([[5, 2, 7], [1, 6, 9]], jnp.int32)  # page 9 is none: the second row needs two
+    view, state, at, found = weights.unstack(params, config), cache.init(config, 8, 16), np.array([0, 0]), []
+    for width, counts in ((24, (24, 20)), (1, (1, 1)), (3, (3, 2)), (1, (1, 0)), (3, (3, 3))):
+        piece = np.stack([row[i : i + width] for row, i in zip(tokens, at, strict=True)])
+        step = lambda state, *new: cache.extend(view, config, state, *new, table)
+        with tracing_for(platform):
+            hidden, state = jax.jit(step)(state, piece, at, np.array(counts))
+        found += [hidden[b, : counts[b]] for b in range(2) if counts[b]]
+        at = at + counts
+    return found
+
+
+@pytest.mark.parametrize(
+    "platform, widths",
+    [
+        (ELSEWHERE, {}),
+        pytest.param("tpu", {"index_head_dim": 128}, marks=pytest.mark.kernels),
+        pytest.param("gpu", {"index_head_dim": 16}, marks=pytest.mark.kernels),
+    ],
+)
+def test_a_decode_step_selects_from_pages_by_the_kernel(platform, widths, monkeypatch):
+    config, called = two_layers(index_topk=6, **widths), []
+    select = kernels.select_paged
+    monkeypatch.setattr(kernels, "select_paged", lambda *args: called.append(1) or select(*args))
+    wanted = decoded(config, "cpu")
+    assert not called
+    if platform == "gpu":
+        interpreted = partial(index_select_gpu.index_select_paged, interpret=True)
+        monkeypatch.setattr(index_select_gpu, "index_select_paged", interpreted)
+    if platform != ELSEWHERE:
+        monkeypatch.setattr(index_select_reference, "index_select_paged", None)
+    with pltpu.force_tpu_interpret_mode() if platform == "tpu" else nullcontext():
+        assert_close(decoded(config, platform), wanted)
+    assert called
