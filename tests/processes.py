@@ -19,7 +19,10 @@ def run_together(program: str, count: int, devices: int, *args: str, **environme
         port = server.getsockname()[1]
     flags = f"--xla_force_host_platform_device_count={devices}"
     base = {**os.environ, "XLA_FLAGS": flags, COORDINATOR: f"127.0.0.1:{port}", COUNT: str(count), **environment}
-    pipe, command = subprocess.PIPE, [sys.executable, "-c", f"from glm_jax.host.cluster import join; join()\n{program}"]
+    pipe, command = (
+        subprocess.PIPE,
+        [sys.executable, "-c", f"from glm_jax.host.cluster import join; join(60.0)\n{program}"],
+    )
     starts = [{**base, NUMBER: str(number)} for number in range(count)]
     made = [subprocess.Popen([*command, *args], env=env, stdout=pipe, stderr=pipe, text=True) for env in starts]
     try:

@@ -28,8 +28,8 @@ def run(argv: Sequence[str]) -> int:
     from glm_jax.host import cluster
     from glm_jax.host.run import train
 
-    cluster.join()
-    train(config, command.workdir)
+    peers = cluster.join(config.patience)
+    train(config, command.workdir, peers)
     return 0
 
 

@@ -191,6 +191,9 @@ class MemorySaver:
     def save(self, step, policy, critic, host):
         self.saved[step] = (policy, critic, host)
 
+    def wait(self):
+        pass
+
 
 class Stream:
     """An endless stream of examples with grain's get_state and set_state."""
