@@ -25,8 +25,8 @@ def test_two_processes_join_by_the_three_variables_alone():
 
 def test_alone_nothing_is_joined(monkeypatch):
     monkeypatch.setattr("jax.distributed.initialize", lambda *a, **k: pytest.fail("joined"))
-    cluster.join({})
-    cluster.join({cluster.COORDINATOR: "host:1", cluster.COUNT: "1", cluster.NUMBER: "0"})
+    alone = {cluster.COORDINATOR: "host:1", cluster.COUNT: "1", cluster.NUMBER: "0"}
+    assert cluster.join(60.0, {}).count == cluster.join(60.0, alone).count == 1
 
 
 @pytest.mark.parametrize(
@@ -40,4 +40,4 @@ def test_alone_nothing_is_joined(monkeypatch):
 )
 def test_variables_that_do_not_fit_are_named(address, count, number, told):
     with pytest.raises(RunError, match=told):
-        cluster.join({cluster.COORDINATOR: address, cluster.COUNT: count, cluster.NUMBER: number})
+        cluster.join(60.0, {cluster.COORDINATOR: address, cluster.COUNT: count, cluster.NUMBER: number})
