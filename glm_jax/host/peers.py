@@ -72,8 +72,8 @@ class Peers:
         values, marks = zip(*self.exchange([value, mark]), strict=True)
         if len(set(marks)) > 1:
             raise RunError(
-                f"the processes are out of step: their ledgers are {', '.join(map(str, marks))} bytes long. They have to "
-                "run the same code on the same files; the last checkpoint is from before."
+                f"the processes are out of step: their ledgers are {', '.join(map(str, marks))} bytes long. All "
+                "have to run the same code on the same files."
             )
         return any(values)
 

@@ -8,6 +8,8 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
+import jax
+
 from glm_jax.config.strict import fingerprint, plain
 from glm_jax.data import sft
 from glm_jax.data.tasks import TaskSet
@@ -17,7 +19,6 @@ from glm_jax.envs.rewards import RewardPool
 from glm_jax.host import compose, playground
 from glm_jax.host.baselines import Baseline
 from glm_jax.host.config import RunConfig
-from glm_jax.host.errors import RunError
 from glm_jax.host.finish import EXPORT, finish
 from glm_jax.host.ledger import Ledger
 from glm_jax.host.loop import Loop

@@ -36,8 +36,8 @@ class Checkpoints:
     """The checkpoints in a folder: the last `keep` stay, and those `best` whose host items name the highest score.
 
     A context manager. Saving goes on in the background; a step that fails there raises at the next call, or on leaving.
-    Where several processes run, each of them makes every call; after an error nothing is waited for, which they might not
-    all come to.
+    Where several processes run, each of them makes every call; after an error nothing is waited for, as the others may
+    not come to it.
     """
 
     def __init__(self, folder: Path | str, keep: int = 2, best: int = 0):
