@@ -44,10 +44,9 @@ def watched(peers: Peers, report: Callable[[BaseException], int]) -> Iterator[No
     try:
         yield
     except BaseException as error:
-        if isinstance(error, jax.errors.JaxRuntimeError):
-            time.sleep(
-                LOST + 2 * INTERVAL
-            )  # a collective broke off: if another process is gone, the watch ends this one
+        if _from_jax(error):
+            # A collective may have broken off because another process is gone: then the watch ends this one.
+            time.sleep(LOST + 2 * INTERVAL)
         code = report(error)
         watch.tell(f"{type(error).__name__}: {error}", code)
         _leave(code)
@@ -135,6 +134,12 @@ class Watch:
 
     def _say(self, text: str) -> None:
         self.client.key_value_set(f"{BEAT}/{self.peers.index}", text, allow_overwrite=True)
+
+
+def _from_jax(error: BaseException | None) -> bool:
+    while error is not None and not isinstance(error, jax.errors.JaxRuntimeError):
+        error = error.__cause__ or error.__context__
+    return error is not None
 
 
 def _end(text: str, code: int) -> None:
