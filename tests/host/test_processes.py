@@ -33,7 +33,7 @@ def get_config():
     config = default_config(RunConfig)
     config.model.preset = "small"
     widths = dict(hidden_size=32, intermediate_size=64, moe_intermediate_size=32, q_lora_rank=16, kv_lora_rank=16)
-    layers = dict(num_hidden_layers=2, indexer_types=("full", "shared"), mlp_layer_types=("sparse", "sparse"))
+    layers = dict(num_hidden_layers=1, indexer_types=("full",), mlp_layer_types=("sparse",))
     config.model.changes = dict(widths, **layers, index_topk=8)
     config.mesh.expert = 4
     config.rollout.update(slots=8, window=16, ticks=8, queue=16, requests=8, prefill_slots=8, prefill_chunk=8)
