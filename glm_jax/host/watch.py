@@ -26,6 +26,7 @@ GONE = "gone"  # the last that a process says
 INTERVAL, LOST = 1.0, 30.0  # seconds between two signs of life, and without one after which a process counts as lost
 FAREWELL = 10.0  # seconds that process 0 waits for the others to read why it ends
 AGAIN = PreemptedError.exit_code  # which launchers start again
+DEAD = ": it was killed, or its machine lost. The same command goes on from the last checkpoint."
 
 Verdict = tuple[str, int]  # why this process has to end, and its exit code
 
@@ -90,7 +91,7 @@ class Watch:
                 verdict = self._silent() or self._told()
             except jax.errors.JaxRuntimeError as error:
                 reason = str(error).splitlines()[0]
-                verdict = f"process 0 cannot be reached any more, killed or its machine lost ({reason})", AGAIN
+                verdict = f"process 0 cannot be reached any more ({reason}){DEAD}", AGAIN
             if verdict and not self._over.is_set():
                 self._over.set()
                 self.end(*verdict)
@@ -103,8 +104,7 @@ class Watch:
                 self._seen[number] = said, now
         for number, (said, when) in self._seen.items():
             if said != GONE and now - when > self.lost:
-                text = f"process {number} has given no sign of life for {now - when:.0f} s: killed, or its machine lost"
-                return text, AGAIN
+                return f"process {number} has given no sign of life for {now - when:.0f} s{DEAD}", AGAIN
         return None
 
     def _told(self) -> Verdict | None:
@@ -143,8 +143,7 @@ def _from_jax(error: BaseException | None) -> bool:
 
 
 def _end(text: str, code: int) -> None:
-    again = " The same command goes on from the last checkpoint." if code == AGAIN else ""
-    print(f"glm-jax: {text}.{again}", file=sys.stderr)
+    print(f"glm-jax: {text}", file=sys.stderr)
     _leave(code)
 
 
