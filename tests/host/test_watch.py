@@ -13,7 +13,7 @@ from glm_jax.host.watch import BEAT, Watch
 from tests.host.service import Service
 
 AGAIN = PreemptedError.exit_code
-QUICK = dict(interval=0.02, lost=0.3)
+QUICK = dict(interval=0.02, lost=1.0)
 
 
 @pytest.fixture
@@ -38,26 +38,24 @@ def watch(service):
 
 def test_one_that_falls_silent_is_named_and_one_that_speaks_is_not(service, watch):
     _, verdicts = watch(0)
-    start = time.monotonic()
     for beat in range(20):  # twice as long as a silence may last
         service.key_value_set(f"{BEAT}/1", str(beat), allow_overwrite=True)
-        time.sleep(0.03)
+        time.sleep(0.1)
     assert verdicts.empty()
-    text, code = verdicts.get(timeout=5)
-    assert "process 1 has given no sign of life for 0 s: it was killed" in text and code == AGAIN
-    assert 0.9 < time.monotonic() - start < 3.0
+    text, code = verdicts.get(timeout=20)
+    assert "process 1 has given no sign of life for 1 s: it was killed" in text and code == AGAIN
 
 
 def test_one_that_never_spoke_is_missed_too(watch):
     _, verdicts = watch(1)
-    assert "process 0 has given no sign of life" in verdicts.get(timeout=5)[0]
+    assert "process 0 has given no sign of life" in verdicts.get(timeout=20)[0]
 
 
 def test_one_that_is_done_is_not_missed(watch):
     done, _ = watch(1)
     _, verdicts = watch(0)
     done.close()
-    time.sleep(0.6)
+    time.sleep(1.5)
     assert verdicts.empty()
 
 
@@ -66,7 +64,7 @@ def test_an_error_of_one_ends_the_other_with_its_text_and_code(watch, failing):
     one, own = watch(failing)
     _, verdicts = watch(1 - failing)
     one.tell("DivergedError: step 7: policy/loss = nan", 1)
-    assert verdicts.get(timeout=5) == (f"process {failing} stopped: DivergedError: step 7: policy/loss = nan", 1)
+    assert verdicts.get(timeout=20) == (f"process {failing} stopped: DivergedError: step 7: policy/loss = nan", 1)
     assert own.empty() and verdicts.empty()
 
 
@@ -81,7 +79,7 @@ def test_process_0_stays_until_the_others_have_read_why_it_ends(service, watch):
 def test_without_process_0_the_others_end(service, watch):
     one, verdicts = watch(1)
     service.gone = True
-    text, code = verdicts.get(timeout=5)
+    text, code = verdicts.get(timeout=20)
     assert (
         text.startswith("process 0 cannot be reached")
         and "coordination service.): it was killed" in text
