@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -12,7 +13,7 @@ from glm_jax.envs.rewards import Score
 from glm_jax.host.divided import Divided
 from glm_jax.host.errors import PreemptedError, RunError, StallError
 from glm_jax.host.peers import ALONE, Peers
-from tests.host.doubles import FakePool, FakeProgram, MemorySaver, make_loop, plan
+from tests.host.doubles import CAPACITY, FakePool, FakeProgram, MemorySaver, make_loop, plan
 from tests.host.service import Service, together
 
 
@@ -110,12 +111,25 @@ class Shared(FakePool):
         return found
 
 
-def loop_of(tmp_path, peers, **changes):
+class Slow(FakeProgram):
+    """Drafting costs time in process 0, and saves time in the others."""
+
+    def __init__(self, index: int):
+        super().__init__()
+        self.index, self.depths = index, []
+
+    def round(self, state, inbox):
+        self.depths.append(int(inbox.depth))
+        time.sleep(0.003 if (self.index == 0) == (inbox.depth > 0) else 0.0)
+        return super().round(state, inbox)
+
+
+def loop_of(tmp_path, peers, program=None, capacity=CAPACITY, **changes):
     folder = tmp_path / str(peers.index)
-    saver, program = MemorySaver(), FakeProgram()
+    saver, program = MemorySaver(), program or FakeProgram()
     stop = changes.pop("stop", lambda loop: False)
     settings = plan(tau=2, rl=12, deterministic=False, eval_every=4, **changes)
-    loop = make_loop(folder, settings, program=program, pool=Shared(peers), saver=saver, peers=peers)
+    loop = make_loop(folder, settings, program=program, pool=Shared(peers), saver=saver, peers=peers, capacity=capacity)
     loop.told_to_stop = lambda: peers.any(stop(loop), loop.ledger.file.offset)
     return loop, saver, folder
 
@@ -131,6 +145,16 @@ def test_loops_stay_in_step_whenever_rewards_come(tmp_path, wall_time):
     first, *others = together(3, run)
     assert all(first == other for other in others)
     assert (b'"wall_time"' in first[2]) == (wall_time is not None)
+
+
+def test_all_draft_to_the_same_depth_whatever_the_time_it_takes_them(tmp_path):
+    def run(peers):
+        program = Slow(peers.index)
+        loop_of(tmp_path, peers, program, replace(CAPACITY, drafts=(2,)))[0].run()
+        return program.depths
+
+    first, other = together(2, run)
+    assert first == other and set(first) == {0, 2}
 
 
 def test_told_in_one_process_all_stop_at_the_same_step(tmp_path):
