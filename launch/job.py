@@ -8,9 +8,10 @@ from dataclasses import dataclass
 
 from launch.topology import LaunchError, Topology
 
-# Exit codes after which a job is started again: 75 is glm-jax's own after SIGTERM, the others are of processes that
-# SIGKILL or SIGTERM ended before they could answer. Any other code is an error that would come again.
-RETRIED = (75, 137, 143)
+# Exit codes after which a job is started again: 75 is glm-jax's own after SIGTERM or where another process is lost, 134
+# jax's where process 0 is, the others are of processes that SIGKILL or SIGTERM ended before they could answer. Any
+# other code is an error that would come again.
+RETRIED = (75, 134, 137, 143)
 PORT = 8476  # of jax.distributed's coordinator
 CONFIG, WORKDIR, DATA = "--config", "--workdir", "--config.mesh.data"
 

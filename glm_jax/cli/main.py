@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import sys
+import traceback
 from difflib import get_close_matches
 
 VERBS = {
@@ -40,10 +41,22 @@ def main(argv: list[str] | None = None) -> int:
         print(f"glm-jax {verb}: interrupted", file=sys.stderr)
         return INTERRUPTED
     except Exception as error:
-        if not type(error).__module__.startswith(("glm_jax.", "pallas_kernels.")):
+        if not _is_ours(error):
             raise
+        return report(verb, error)
+
+
+def report(verb: str, error: BaseException) -> int:
+    """Tells the person of the error that ended a verb; returns the exit code."""
+    if _is_ours(error):
         print(f"glm-jax {verb}: {error}", file=sys.stderr)
-        return getattr(error, "exit_code", FAILED)
+    else:
+        traceback.print_exception(error)
+    return getattr(error, "exit_code", FAILED)
+
+
+def _is_ours(error: BaseException) -> bool:
+    return type(error).__module__.startswith(("glm_jax.", "pallas_kernels."))
 
 
 def _help() -> str:

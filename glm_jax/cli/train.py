@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 
 from absl import flags
 
 from glm_jax.cli.flags import parse
+from glm_jax.cli.main import report
 
 
 def run(argv: Sequence[str]) -> int:
@@ -27,9 +29,11 @@ def run(argv: Sequence[str]) -> int:
         return 0
     from glm_jax.host import cluster
     from glm_jax.host.run import train
+    from glm_jax.host.watch import watched
 
-    cluster.join()
-    train(config, command.workdir)
+    peers = cluster.join(config.patience)
+    with watched(peers, partial(report, "train")):
+        train(config, command.workdir, peers)
     return 0
 
 

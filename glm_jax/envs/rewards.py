@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from glm_jax.envs.pool import Answer, Pool, PoolError
@@ -23,18 +24,23 @@ class RewardPool:
     """Calls `function` (module:function of (completion: str, task: dict) -> float) in `workers` processes.
 
     Each call has `time_limit` seconds from the moment a worker takes it up. Rewards lie within `bounds`, both ends
-    included. See Pool for what happens to calls that do not end well.
+    included. See Pool, or what `make` makes in its place, for what happens to calls that do not end well.
     """
 
     def __init__(
-        self, function: str, workers: int, time_limit: float, bounds: tuple[float, float] = (0.0, 1.0)
+        self,
+        function: str,
+        workers: int,
+        time_limit: float,
+        bounds: tuple[float, float] = (0.0, 1.0),
+        make: Callable[..., Pool] = Pool,
     ) -> None:
         if not time_limit > 0:
             raise ValueError(f"time_limit is {time_limit}; it has to be a number of seconds above 0")
         if not bounds[0] < bounds[1]:
             raise ValueError(f"bounds is {bounds}; the first has to lie below the second")
         self._function, self._workers, self._time_limit, self._bounds = function, workers, time_limit, bounds
-        self._pool = Pool(function, workers, noun="reward", remedy="set tasks.reward")
+        self._pool = make(function, workers, noun="reward", remedy="set tasks.reward")
 
     def __enter__(self) -> RewardPool:
         self._pool.__enter__()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -16,9 +17,11 @@ from glm_jax.envs.rewards import RewardPool
 from glm_jax.host import calls, playground
 from glm_jax.host.config import RunConfig
 from glm_jax.host.device import Device
+from glm_jax.host.divided import Divided
 from glm_jax.host.environments import Environments
 from glm_jax.host.errors import RunError
 from glm_jax.host.ledger import Ledger
+from glm_jax.host.peers import ALONE, Peers
 from glm_jax.host.sampling import Draw, Sampling
 from glm_jax.host.scoring import Scorer
 from glm_jax.io import hf
@@ -106,9 +109,10 @@ def make_sampling(
     pool: RewardPool | Pool,
     tasks: Sequence[Task],
     tokenizer: Tokenizer,
+    peers: Peers = ALONE,
 ) -> Sampling:
     """The desk between ledger, device and rewards."""
-    device = Device(program, state, config.rollout, config.shape, config.patience, config.deterministic)
+    device = Device(program, state, config.rollout, config.shape, config.patience, config.deterministic, peers)
     environments = None
     if isinstance(pool, Pool):
         calls.check(tokenizer)
@@ -122,17 +126,18 @@ def make_sampling(
         tokens=config.limits.tokens,
         strings=StopStrings(config.limits.strings, tokenizer.decode) if config.limits.strings else None,
     )
-    return Sampling(ledger, device, scorer, tokenizer.encode, draw, environments)
+    return Sampling(ledger, device, scorer, tokenizer.encode, draw, environments, peers)
 
 
-def make_pool(config: RunConfig) -> RewardPool | Pool:
-    """The worker processes that compute rewards, or that serve environments."""
+def make_pool(config: RunConfig, peers: Peers = ALONE) -> RewardPool | Pool:
+    """The worker processes that compute rewards, or that serve environments; with peers, this host's share of them."""
+    make = Pool if peers.count == 1 else partial(Divided, peers=peers)
     if config.tasks.source == playground.ENVIRONMENTS:
         tools, remedy = config.tools, "environments run in boxes of bubblewrap"
         serve = "glm_jax.envs.attempts:serve"
-        return Pool(serve, tools.workers, tools.at_once, noun="environment", remedy=remedy)
+        return make(serve, tools.workers, tools.at_once, noun="environment", remedy=remedy)
     reward = config.reward
-    return RewardPool(config.tasks.reward, reward.workers, reward.time_limit, (reward.low, reward.high))
+    return RewardPool(config.tasks.reward, reward.workers, reward.time_limit, (reward.low, reward.high), make)
 
 
 def without_critic(learn: LearnConfig) -> LearnConfig:

@@ -13,6 +13,7 @@ import jax
 import numpy as np
 
 from glm_jax.host.errors import RunError, StallError
+from glm_jax.host.peers import ALONE, Peers
 from glm_jax.host.requests import Request, as_rows, padded
 from glm_jax.host.shards import Shards
 from glm_jax.learn.batch import IDLE, RL, SFT, LearnBatch, empty_batch
@@ -69,7 +70,9 @@ class Device:
         shape: tuple[int, int, int],
         patience: float,
         deterministic: bool = False,
+        peers: Peers = ALONE,
     ):
+        self.peers = peers
         self.program, self.state, self.rollout, self.patience = program, state, rollout, patience
         self.version = int(state.policy.version)
         self.round = 0
@@ -137,7 +140,10 @@ class Device:
         """Tells the pace how fast a round sampled; not of one that learned, nor of the first, which was compiled."""
         now = time.monotonic()
         if sent.learning is None and self._free < math.inf:
-            self.pace.add(sent.depth, sum(len(part.tokens) for part in sampled), now - max(sent.start, self._free))
+            seconds = now - max(sent.start, self._free)
+            if self.pace.chooses:
+                seconds = self.peers.of_first(seconds)
+            self.pace.add(sent.depth, sum(len(part.tokens) for part in sampled), seconds)
         self._free = now
 
     def _await(self, sent: _Sent) -> None:

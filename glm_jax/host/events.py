@@ -15,10 +15,11 @@ class EventFile:
     """Appends events, one JSON object per line. `offset` is the length in bytes, buffered events included.
 
     Opening cuts the file to `offset` bytes (0 starts it anew), so that what was written after the last checkpoint is
-    undone together with everything else that happened after it.
+    undone together with everything else that happened after it. With `kept` False another process writes the file, and
+    this one only counts along.
     """
 
-    def __init__(self, path: Path, offset: int = 0):
+    def __init__(self, path: Path, offset: int = 0, kept: bool = True):
         path.parent.mkdir(parents=True, exist_ok=True)
         present = path.stat().st_size if path.exists() else 0
         if offset > present:
@@ -26,9 +27,10 @@ class EventFile:
                 f"{path} holds {present} bytes, but the checkpoint was taken at {offset}: the file was cut or "
                 "replaced. Restore it, or start in an empty --workdir."
             )
-        self.path = path
-        self._file = open(path, "ab")
-        self._file.truncate(offset)
+        self.path, self.kept = path, kept
+        self._file = open(path if kept else os.devnull, "ab")
+        if kept:
+            self._file.truncate(offset)
         self.offset = offset
 
     def append(self, event: dict[str, Any]) -> None:
@@ -43,7 +45,8 @@ class EventFile:
     def sync(self) -> int:
         """Forces the events onto the disk; returns the offset that a checkpoint may name from now on."""
         self._file.flush()
-        os.fsync(self._file.fileno())
+        if self.kept:
+            os.fsync(self._file.fileno())
         return self.offset
 
     def close(self) -> None:

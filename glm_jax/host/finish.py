@@ -23,14 +23,17 @@ def finish(
     samples: Sequence[Sample],
     say: Callable[[str], None],
     source: Path | None = None,
+    writes: bool = True,
 ) -> None:
     """Writes them, the model last: where its config.json is, all is there.
 
-    source: the model folder that the run started from, whose tokenizer goes along.
+    source: the model folder that the run started from, whose tokenizer goes along. Of several processes, which all call
+    this, one `writes`.
     """
     text = "\n\n".join(describe(sample) for sample in samples)
-    (workdir / SAMPLES).write_text(text + "\n")
-    run_picture(read_metrics(workdir), samples, workdir / PICTURE)
-    carry_over(source, workdir / EXPORT, tokenizer_of(source).stop_ids)
+    if writes:
+        (workdir / SAMPLES).write_text(text + "\n")
+        run_picture(read_metrics(workdir), samples, workdir / PICTURE)
+        carry_over(source, workdir / EXPORT, tokenizer_of(source).stop_ids)
     hf.save(workdir / EXPORT, model, params)
     say(f"{text}\n\npolicy: {workdir / EXPORT}   curves: {workdir / PICTURE}")

@@ -126,10 +126,10 @@ class Book:
 class Ledger:
     """A book that writes every event to its file before anything acts on it."""
 
-    def __init__(self, path: Path, offset: int = 0):
-        """Goes on from the first `offset` bytes of the file, and cuts the rest."""
+    def __init__(self, path: Path, offset: int = 0, kept: bool = True):
+        """Goes on from the first `offset` bytes of the file, and cuts the rest; `kept` as of EventFile."""
         self.book = replay(path, offset) if offset else Book()
-        self.file = EventFile(path, offset)
+        self.file = EventFile(path, offset, kept)
 
     @property
     def live(self) -> dict[int, Rollout]:

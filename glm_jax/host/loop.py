@@ -43,6 +43,7 @@ class Saver(Protocol):
     """What is used of io.checkpoints.Checkpoints."""
 
     def save(self, step: int, policy: Any, critic: Any, host: dict) -> None: ...
+    def wait(self) -> None: ...
 
 
 class Loop:
@@ -378,6 +379,7 @@ class Loop:
                 self.evaluation.give_up()
                 self.evaluation = None
             self._save(finished=False)
+        self.saver.wait()
         kept = f"step {self.saved} is kept" if self.saved else "nothing was kept yet"
         raise PreemptedError(
             f"told to stop (SIGTERM) at step {self.step}; {kept}. The same command goes on from there."

@@ -33,3 +33,19 @@ class Report:
 
     def flush(self) -> None:
         self.writer.flush()
+
+    def say(self, text: str) -> None:
+        self.progress.say(text)
+
+
+class Silent:
+    """The report of a process that is not the one to write it."""
+
+    def write(self, step: int, values: Mapping[str, float]) -> None:
+        pass
+
+    def flush(self) -> None:
+        pass
+
+    def say(self, text: str) -> None:
+        pass

@@ -19,15 +19,15 @@ from glm_jax.envs.rewards import RewardPool
 from glm_jax.host import compose, playground
 from glm_jax.host.baselines import Baseline
 from glm_jax.host.config import RunConfig
-from glm_jax.host.errors import RunError
 from glm_jax.host.finish import EXPORT, finish
 from glm_jax.host.ledger import Ledger
 from glm_jax.host.loop import Loop
 from glm_jax.host.material import Examples, Prompts
+from glm_jax.host.peers import ALONE, Peers
 from glm_jax.host.plan import Plan
 from glm_jax.host.preemption import Notice
 from glm_jax.host.profile import profiled
-from glm_jax.host.reporting import Report
+from glm_jax.host.reporting import Report, Silent
 from glm_jax.host.stages import SUPERVISED
 from glm_jax.io.checkpoints import Checkpoints, abstract, check_same_run, restore_weights
 from glm_jax.model.config import ModelConfig
@@ -40,19 +40,21 @@ from glm_jax.report.progress import Progress
 CHECKPOINTS, LEDGER, CONFIG, LOG = "checkpoints", "ledger.jsonl", "config.json", "log.txt"
 
 
-def train(config: RunConfig, workdir: Path) -> None:
+def train(config: RunConfig, workdir: Path, peers: Peers = ALONE) -> None:
     """Makes the run that `workdir` holds, from its last checkpoint where there is one, and leaves its results there.
 
     Raises RunError, ConfigError, CheckpointError, DataError or PoolError, each with a message for the person;
     PreemptedError, when SIGTERM has come and the run is to go on elsewhere.
     """
-    if (count := jax.process_count()) > 1:
-        raise RunError(f"{count} processes were joined, and a run is of one process so far: launch it on one host.")
     workdir.mkdir(parents=True, exist_ok=True)
-    _claim(workdir, config)
+    peers.check_same(flat(config))
+    check_workdir(workdir, config)
+    if peers.writes:
+        _claim(workdir, config)
     with ExitStack() as stack:
         notice = stack.enter_context(Notice())
-        stack.enter_context(_logging(workdir / LOG))
+        if peers.writes:
+            stack.enter_context(_logging(workdir / LOG))
         kept = config.checkpoint
         saver = stack.enter_context(Checkpoints(workdir / CHECKPOINTS, kept.keep, kept.keep_best))
         step, host = saver.newest() or (0, None)
@@ -62,35 +64,37 @@ def train(config: RunConfig, workdir: Path) -> None:
         model = compose.model_config(config, tokenizer)
         plan = make_plan(config)
         # One that was stopped in its last evaluation is not marked as finished even after it was resumed.
-        if host is not None and (host["finished"] or (step == plan.steps and _exported(workdir))):
-            _say_done(config, workdir, model, step, host)
+        if host is not None and (host["finished"] or (step == plan.steps and peers.of_first(_exported(workdir)))):
+            _say_done(config, workdir, model, step, host, peers)
             return
         tasks = playground.make_tasks(config.tasks)
         compose.check_prompts((*tasks.train, *tasks.eval), tokenizer, config.rollout.window)
         program = compose.make_program(config, model)
-        pool = stack.enter_context(compose.make_pool(config))
+        pool = stack.enter_context(compose.make_pool(config, peers))
         examples = _examples(config, tasks, tokenizer, pool, host)
         state = restored(saver, step, program, config) if host else compose.first_state(program, config)
-        if config.profile_rounds:
+        if config.profile_rounds and peers.writes:
             program = profiled(program, workdir / "profile", config.profile_rounds)
-        ledger = Ledger(workdir / LEDGER, host["offset"] if host else 0)
+        ledger = Ledger(workdir / LEDGER, host["offset"] if host else 0, kept=peers.writes)
         stack.callback(ledger.file.close)
-        writer = stack.enter_context(MetricsWriter(workdir, step if host else None))
-        progress = stack.enter_context(Progress(plan.steps, "train"))
+        report = Silent()
+        if peers.writes:
+            writer = stack.enter_context(MetricsWriter(workdir, step if host else None))
+            report = Report(writer, stack.enter_context(Progress(plan.steps, "train")))
         if host:
-            progress.say(f"going on from step {step} of {plan.steps} in {workdir}")
+            report.say(f"going on from step {step} of {plan.steps} in {workdir}")
         every_task = (*tasks.train, *tasks.eval)
-        sampling = compose.make_sampling(config, program, state, ledger, pool, every_task, tokenizer)
+        sampling = compose.make_sampling(config, program, state, ledger, pool, every_task, tokenizer, peers)
         del state  # the device's from here on: the first round donates it
         prompts = Prompts(tasks.train, config.seed, host["prompts"] if host else 0)
         baseline = Baseline(config.learn.advantage, host["baseline"] if host else ())
         identity = {"config": flat(config), "fingerprint": fingerprint(config)}
-        report = Report(writer, progress)
-        told = lambda: notice.given
+        told = lambda: peers.any(notice.given, ledger.file.offset)
         loop = Loop(plan, tasks, sampling, prompts, examples, baseline, saver, report, identity, host, told)
         loop.run()
-        writer.flush()
-        finish(workdir, model, sampling.device.state.policy.params, loop.samples, progress.say, _source(config))
+        report.flush()
+        params = sampling.device.state.policy.params
+        finish(workdir, model, params, loop.samples, report.say, _source(config), peers.writes)
 
 
 def make_plan(config: RunConfig) -> Plan:
@@ -139,8 +143,7 @@ def restored(saver: Checkpoints, step: int, program: Program, config: RunConfig)
 
 
 def _claim(workdir: Path, config: RunConfig) -> None:
-    """Writes the config into a new workdir; raises CheckpointError where another one stands there."""
-    check_workdir(workdir, config)
+    """Writes the config into a workdir."""
     path = workdir / CONFIG
     part = path.with_suffix(".part")
     part.write_text(json.dumps(flat(config), indent=1) + "\n")
@@ -169,13 +172,15 @@ def _exported(workdir: Path) -> bool:
     return (workdir / EXPORT / "config.json").exists()
 
 
-def _say_done(config: RunConfig, workdir: Path, model: ModelConfig, step: int, host: dict) -> None:
+def _say_done(config: RunConfig, workdir: Path, model: ModelConfig, step: int, host: dict, peers: Peers) -> None:
     """The run was finished before; what it leaves behind is made up for if a kill came between."""
-    if not _exported(workdir):
+    say = print if peers.writes else Silent().say
+    if not peers.of_first(_exported(workdir)):
         target = compose.policy_target(compose.make_program(config, model))
         params = restore_weights(workdir / CHECKPOINTS / str(step), target)
-        finish(workdir, model, params, [Sample(**sample) for sample in host["samples"]], print, _source(config))
-    print(f"{workdir} holds a finished run of {step} steps: nothing left to do.")
+        samples = [Sample(**sample) for sample in host["samples"]]
+        finish(workdir, model, params, samples, say, _source(config), peers.writes)
+    say(f"{workdir} holds a finished run of {step} steps: nothing left to do.")
 
 
 class _logging(logging.FileHandler):

@@ -14,6 +14,7 @@ from glm_jax.host.environments import Environments, Seen
 from glm_jax.host.errors import LedgerError
 from glm_jax.host.ledger import Ledger
 from glm_jax.host.monitor import DROP
+from glm_jax.host.peers import ALONE, Peers
 from glm_jax.host.requests import Request
 from glm_jax.host.rollouts import (
     CANCELLED,
@@ -69,9 +70,10 @@ class Sampling:
         encode: Encode,
         draw: Draw,
         environments: Environments | None = None,
+        peers: Peers = ALONE,
     ):
         self.ledger, self.device, self.scorer, self.encode, self.draw = ledger, device, scorer, encode, draw
-        self.environments = environments
+        self.environments, self.peers = environments, peers
         self.park = -1 if environments is None else environments.tokenizer.tags[calls.CLOSE]
         self.waiting: list[int] = []
         self.on_device: set[int] = set()  # being sampled, or queued there
@@ -164,7 +166,7 @@ class Sampling:
     def cut_overdue(self, wall_time: float) -> list[int]:
         """Ends the rollouts that were opened more than `wall_time` seconds ago; what they sampled is still scored."""
         now = time.monotonic()
-        late = [id for id, start in self.started.items() if now - start > wall_time]
+        late = self.peers.of_first([id for id, start in self.started.items() if now - start > wall_time])
         for id in late:
             self.cut(id, WALL_TIME)
         return late

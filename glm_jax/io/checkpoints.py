@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import jax
+import numpy as np
 import orbax.checkpoint as ocp
 
 logger = logging.getLogger(__name__)
@@ -35,7 +36,8 @@ class Checkpoints:
     """The checkpoints in a folder: the last `keep` stay, and those `best` whose host items name the highest score.
 
     A context manager. Saving goes on in the background; a step that fails there raises at the next call, or on leaving.
-    Where several processes run, each of them makes every call.
+    Where several processes run, each of them makes every call; after an error nothing is waited for, as the others may
+    not come to it.
     """
 
     def __init__(self, folder: Path | str, keep: int = 2, best: int = 0):
@@ -51,8 +53,9 @@ class Checkpoints:
     def __enter__(self) -> Checkpoints:
         return self
 
-    def __exit__(self, *_: object) -> None:
-        self.close()
+    def __exit__(self, kind: type | None, *_: object) -> None:
+        if kind is None or jax.process_count() == 1:
+            self.close()
 
     def close(self) -> None:
         """Waits for what is being saved."""
@@ -84,7 +87,6 @@ class Checkpoints:
             done.result()
         except (OSError, ValueError, RuntimeError) as error:
             raise CheckpointError(f"checkpoint {step} in {self.folder} could not be written: {error}") from error
-        ocp.multihost.sync_global_processes(f"checkpoint {step} is sealed")
         self._drop_old()
 
     def _finish(self, folder: Path) -> None:
@@ -96,8 +98,10 @@ class Checkpoints:
         scored = [(score, step) for step in steps if (score := _score(self.folder / str(step))) is not None]
         # Of equal scores the newer step's.
         kept = {*steps[-self.keep :], *(step for _, step in heapq.nlargest(self.best, scored))}
-        for step in steps:
-            if step not in kept:
+        # The first process tells which, once it has sealed the newest.
+        drop = ocp.multihost.broadcast_one_to_all(np.asarray([step not in kept for step in steps]))
+        for step, goes in zip(steps, drop, strict=True):
+            if goes:
                 self._manager.delete(step)
 
     def newest(self) -> tuple[int, dict] | None:
@@ -107,12 +111,19 @@ class Checkpoints:
         CheckpointError when there are steps but none is whole, unless the only one is a first save that was cut off.
         """
         self.wait()
+        found = self._search() if jax.process_index() == 0 else None
+        step = int(ocp.multihost.broadcast_one_to_all(np.asarray(-1 if found is None else found)))
+        if jax.process_index() != 0:
+            self._manager.reload()
+        return None if step < 0 else (step, read_host(self.folder / str(step)))
+
+    def _search(self) -> int | None:
         steps, problem = sorted(self._manager.all_steps(), reverse=True), None
         for step in steps:
             folder = self.folder / str(step)
             problem = damage(folder)
             if problem is None:
-                return step, read_host(folder)
+                return step
             aside = self._set_aside(folder)
             logger.warning("checkpoint %d is damaged (%s): skipped, and moved to %s", step, problem, aside)
         if steps and not (len(steps) == 1 and problem == UNFINISHED):

@@ -13,6 +13,7 @@ from pathlib import Path
 
 import jax
 import numpy as np
+from jax.experimental.multihost_utils import process_allgather
 from jax.sharding import NamedSharding, PartitionSpec
 from safetensors.numpy import save_file
 
@@ -145,8 +146,12 @@ def save(path: str | os.PathLike, config: ModelConfig, params: Transformer, shar
     """Writes a model folder that transformers and `load` read. Appears whole or not at all.
 
     A model that stood there is replaced, other files stay. The host holds one layer and one file of `shard_bytes` at
-    a time.
+    a time. Where several processes run, each makes the call, and the first of them writes.
     """
+    if jax.process_index() != 0:
+        for _ in _file_tensors(config, params):  # its share of fetching them
+            pass
+        return
     folder = Path(path)
     unfinished = folder / ".partial"
     shutil.rmtree(unfinished, ignore_errors=True)  # of a save that was interrupted
@@ -245,20 +250,26 @@ def _file_tensors(config: ModelConfig, params: Transformer) -> Iterator[tuple[st
     entries = layout.entries(config)
     for key in ("embed", "norm", "head"):
         if (entry := getattr(entries, key)) is not None:
-            yield from _tensors(entry, jax.device_get(getattr(params, key)))
+            yield from _tensors(entry, _fetched(getattr(params, key)))
     for entry_layer, layer in zip(entries.groups[0], _layers(config, params), strict=True):
         yield from _layer_tensors(entry_layer, layer)
     if entries.draft is not None:
-        yield from _layer_tensors(entries.draft.layer, jax.device_get(params.draft.layer))
+        yield from _layer_tensors(entries.draft.layer, _fetched(params.draft.layer))
         for key in ("embed_norm", "hidden_norm", "proj", "norm"):
-            yield from _tensors(getattr(entries.draft, key), jax.device_get(getattr(params.draft, key)))
+            yield from _tensors(getattr(entries.draft, key), _fetched(getattr(params.draft, key)))
 
 
 def _layers(config: ModelConfig, params: Transformer) -> Iterator[Layer]:
     for group, layers in zip(config.groups, params.groups, strict=True):
         for r in range(group.repeats):
             for layer in layers:
-                yield jax.device_get(layer if group.repeats == 1 else jax.tree.map(lambda a, r=r: a[r], layer))
+                yield _fetched(layer if group.repeats == 1 else jax.tree.map(lambda a, r=r: a[r], layer))
+
+
+def _fetched(tree):
+    """The arrays of a tree on the host, whole, those that several processes hold too."""
+    split = lambda a: isinstance(a, jax.Array) and not (a.is_fully_addressable or a.is_fully_replicated)
+    return jax.device_get(jax.tree.map(lambda a: process_allgather(a, tiled=True) if split(a) else a, tree))
 
 
 def _layer_tensors(entries: Layer, layer: Layer) -> Iterator[tuple[str, np.ndarray]]:

@@ -26,14 +26,18 @@ class Pace:
         return max(self.speed, key=self.speed.__getitem__, default=self.depths[-1])
 
     @property
+    def chooses(self) -> bool:
+        """Whether the depth hangs on what was measured."""
+        return len(self.depths) > 1 and not self.fixed
+
+    @property
     def measuring(self) -> bool:
         """Whether the next round is to find out how fast a depth is: a short one is enough."""
-        choosing = len(self.depths) > 1 and not self.fixed
-        return choosing and (len(self.speed) < len(self.depths) or bool(self._trials))
+        return self.chooses and (len(self.speed) < len(self.depths) or bool(self._trials))
 
     def next(self) -> int:
         """The depth of the next round."""
-        if self.fixed or len(self.depths) == 1:
+        if not self.chooses:
             return self.depths[-1]
         if unknown := [depth for depth in self.depths if depth not in self.speed]:
             return unknown[-1]

@@ -19,6 +19,7 @@ from glm_jax.host.device import Device
 from glm_jax.host.ledger import Ledger
 from glm_jax.host.loop import Loop
 from glm_jax.host.material import Examples, Prompts
+from glm_jax.host.peers import ALONE
 from glm_jax.host.plan import Plan
 from glm_jax.host.sampling import Draw, Sampling
 from glm_jax.host.scoring import Scorer
@@ -191,6 +192,9 @@ class MemorySaver:
     def save(self, step, policy, critic, host):
         self.saved[step] = (policy, critic, host)
 
+    def wait(self):
+        pass
+
 
 class Stream:
     """An endless stream of examples with grain's get_state and set_state."""
@@ -249,6 +253,7 @@ def make_loop(
     stop=None,
     capacity=CAPACITY,
     environments=None,
+    peers=ALONE,
 ):
     """A loop over doubles. restored: (policy, critic, host) of a checkpoint; environments: makes those of a ledger."""
     program = program or FakeProgram()
@@ -257,12 +262,12 @@ def make_loop(
         policy, critic, host = restored
         state = replace(state, policy=policy, critic=critic)
     ledger = Ledger(workdir / "ledger.jsonl", host["offset"] if host else 0)
-    device = Device(program, state, capacity, plan.shape, plan.patience)
+    device = Device(program, state, capacity, plan.shape, plan.patience, peers=peers)
     every = {t.id: t for t in (*TASKS.train, *TASKS.eval)}
     acting = environments(ledger) if environments else None
     scorer = Scorer(ledger, acting or pool or FakePool(), lambda tokens: "".join(chr(t) for t in tokens), every)
     draw = Draw(capacity.window, 0.7, 0.9, (EOS,))
-    sampling = Sampling(ledger, device, scorer, lambda text: [8 + ord(c) % 100 for c in text], draw, acting)
+    sampling = Sampling(ledger, device, scorer, lambda text: [8 + ord(c) % 100 for c in text], draw, acting, peers)
     prompts = Prompts(TASKS.train, seed=1, position=host["prompts"] if host else 0)
     examples = Examples(Stream, count=5, state=host["examples"] if host else None)
     baseline = Baseline(kind, host["baseline"] if host else ())

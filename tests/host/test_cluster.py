@@ -10,9 +10,10 @@ from tests.processes import run_together
 
 PROGRAM = """
 import jax
-from jax.experimental.multihost_utils import process_allgather
-numbers = process_allgather(jax.process_index()).tolist()
-print(jax.process_count(), jax.device_count(), numbers, jax.config.values["jax_cuda_visible_devices"])
+for turn in range(10):
+    numbers = peers.exchange(jax.process_index())
+few = len(peers.client.key_value_dir_get("exchange/")) <= 3
+print(jax.process_count(), jax.device_count(), numbers, few, jax.config.values["jax_cuda_visible_devices"])
 """
 
 
@@ -20,13 +21,13 @@ def test_two_processes_join_by_the_three_variables_alone():
     # A scheduler's variables say otherwise: nine processes, of which each takes the GPU of its number on the host.
     slurm = dict(JOB_ID="1", NTASKS="9", PROCID="5", LOCALID="5", STEP_NODELIST="nowhere", STEP_NUM_NODES="1")
     slurm = {f"SLURM_{name}": value for name, value in slurm.items()}
-    assert run_together(PROGRAM, 2, 3, **slurm) == ["2 6 [0, 1] all"] * 2
+    assert run_together(PROGRAM, 2, 3, **slurm) == ["2 6 [0, 1] True all"] * 2
 
 
 def test_alone_nothing_is_joined(monkeypatch):
     monkeypatch.setattr("jax.distributed.initialize", lambda *a, **k: pytest.fail("joined"))
-    cluster.join({})
-    cluster.join({cluster.COORDINATOR: "host:1", cluster.COUNT: "1", cluster.NUMBER: "0"})
+    alone = {cluster.COORDINATOR: "host:1", cluster.COUNT: "1", cluster.NUMBER: "0"}
+    assert cluster.join(60.0, {}).count == cluster.join(60.0, alone).count == 1
 
 
 @pytest.mark.parametrize(
@@ -40,4 +41,4 @@ def test_alone_nothing_is_joined(monkeypatch):
 )
 def test_variables_that_do_not_fit_are_named(address, count, number, told):
     with pytest.raises(RunError, match=told):
-        cluster.join({cluster.COORDINATOR: address, cluster.COUNT: count, cluster.NUMBER: number})
+        cluster.join(60.0, {cluster.COORDINATOR: address, cluster.COUNT: count, cluster.NUMBER: number})

@@ -98,7 +98,7 @@ def test_only_codes_that_may_go_away_start_a_jobset_again():
     job = manifest["spec"]["replicatedJobs"][0]["template"]["spec"]
     (rule,) = job["podFailurePolicy"]["rules"]
     assert rule["action"] == "FailJob" and job["backoffLimit"] == 0
-    assert rule["onExitCodes"]["operator"] == "NotIn" and rule["onExitCodes"]["values"] == [75, 137, 143]
+    assert rule["onExitCodes"]["operator"] == "NotIn" and rule["onExitCodes"]["values"] == [75, 134, 137, 143]
     assert PreemptedError.exit_code in RETRIED and 1 not in RETRIED and list(RETRIED) == sorted(RETRIED)
 
 
