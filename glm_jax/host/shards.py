@@ -25,11 +25,6 @@ class Place:
     pages: list[int] = field(default_factory=list)
 
 
-@dataclass
-class _Shard:
-    prefixes: Prefixes | None
-
-
 class Shards:
     """Keeps the shard and the tokens of every rollout that the device has to do with.
 
@@ -39,15 +34,14 @@ class Shards:
 
     def __init__(self, config: RolloutConfig, count: int = 1, reuse: bool = True):
         self.config, self.count, self.reuse = config, count, reuse and config.page > 0
-        self.asked = self.named = 0  # tokens sent to queues, and those of them that a tree had pages of
         self.lengths = Lengths()
         self.reset()
 
     def reset(self) -> None:
         """The device has forgotten everything. No round is under way."""
         config = self.config
-        tree = lambda: Prefixes(config.page, bool(config.drafts)) if config.page else None
-        self._shards = [_Shard(tree()) for _ in range(self.count)]
+        trees = self.count if config.page else 0
+        self._trees = [Prefixes(config.page, bool(config.drafts)) for _ in range(trees)]
         self._router = Router(config, self.count, self.lengths)
         self._tokens: dict[int, list[int]] = {}
         self._parked: set[int] = set()
@@ -55,7 +49,7 @@ class Shards:
     @property
     def kept(self) -> int:
         """Pages that are held for later requests."""
-        return sum(len(shard.prefixes or ()) for shard in self._shards)
+        return sum(map(len, self._trees))
 
     def room(self) -> int:
         """Requests that the queues can take."""
@@ -73,16 +67,15 @@ class Shards:
         if not self.config.page:
             return None
         offer, size = no_offer(self.config.pool, self.count), self.config.pool // self.count
-        for number, shard in enumerate(self._shards):
-            names, offer.drop[number] = shard.prefixes.offer(size)
+        for number, tree in enumerate(self._trees):
+            names, offer.drop[number] = tree.offer(size)
             offer.name[number * size : number * size + len(names)] = names
         return offer
 
     def updated(self) -> None:
         """The round that was sent last changes the weights: what follows begins with nothing."""
-        for shard in self._shards:
-            if shard.prefixes is not None:
-                shard.prefixes.clear()
+        for tree in self._trees:
+            tree.clear()
 
     def came_back(
         self, sampled: Sequence[Sampled], queued: Sequence[int], news: PageNews | None, current: bool
@@ -94,11 +87,10 @@ class Shards:
                 self._tokens[part.rollout] += part.tokens
                 if part.ending == PARKED:
                     self._parked.add(part.rollout)
-        for number, shard in enumerate(self._shards):
-            if news is not None:
-                lost = np.split(news.lost, self.count)[number]
-                shard.prefixes.given(lost[lost >= 0].tolist())
-                self._learn(number, shard.prefixes, news, current)
+        for number, tree in enumerate(self._trees):
+            lost = np.split(news.lost, self.count)[number]
+            tree.given(lost[lost >= 0].tolist())
+            self._learn(number, tree, news, current)
         for part in sampled:
             if part.ending not in (GOES_ON, PARKED):
                 self._leave(part.rollout)
@@ -119,13 +111,9 @@ class Shards:
         if job.rollout in self._parked:
             self._parked.discard(job.rollout)
             return Place(self._router.shard_of(job.rollout))
-        trees = [shard.prefixes for shard in self._shards]
-        found = {s: names for s, tree in enumerate(trees) if self.reuse and (names := tree.match(tokens))}
+        found = {s: names for s, tree in enumerate(self._trees) if self.reuse and (names := tree.match(tokens))}
         shard = self._router.place(job, {s: len(names) * self.config.page for s, names in found.items()})
-        names = found.get(shard, [])
-        self.asked += len(tokens)
-        self.named += len(names) * self.config.page
-        return Place(shard, names)
+        return Place(shard, found.get(shard, []))
 
     def _leave(self, rollout: int) -> None:
         self._router.leave(rollout)

@@ -128,16 +128,19 @@ def _prefill(view, model: ModelConfig, config: RolloutConfig, drafts: bool, stat
     """Runs the prompts of new slots through the model, all but their last token, a few slots and a chunk at a time.
 
     At most `config.prefill_steps` steps, so that the slots that are ready wait no longer. With `drafts` also through
-    the draft layer. A loop, not a `cond`: its carry updates the caches in place.
+    the draft layer. A step that serves many slots costs as much for one: where few are left they go one by one. Loops,
+    not a `cond`: their carry updates the caches in place.
     """
     chunk, ways, live = config.prefill_chunk, manual.ways(), state.slots
+    many = -(-config.prefill_slots // ways)
+    few = many // 4
 
-    def step(carry):
+    def step(at_once: int, carry):
         filled, caches, drafted, total, steps = carry
         unfilled = live.replace(filled=filled).unfilled
         # Of every device's slots the lowest ones first.
         by_device = unfilled.astype(jnp.int32).reshape(ways, -1)
-        takes, slot = jax.lax.top_k(by_device, -(-config.prefill_slots // ways))
+        takes, slot = jax.lax.top_k(by_device, at_once)
         takes, local = takes.reshape(-1), slot.reshape(-1)
         slot = (slot + jnp.arange(ways)[:, None] * by_device.shape[1]).reshape(-1)
         start = filled[slot]
@@ -153,9 +156,10 @@ def _prefill(view, model: ModelConfig, config: RolloutConfig, drafts: bool, stat
             drafted = drafted.replace(pending=drafted.pending.at[place].set(-1, mode="drop"))
         return filled.at[slot].add(count), caches, drafted, total + jnp.sum(count, dtype=jnp.int32), steps + 1
 
-    def goes_on(carry):
+    def goes_on(least: int, carry):
         filled, *_, steps = carry
-        unfinished = jnp.any(live.replace(filled=filled).unfilled)
+        by_device = live.replace(filled=filled).unfilled.reshape(ways, -1)
+        unfinished = jnp.any(jnp.sum(by_device, axis=1) > least)
         return unfinished & (steps < config.prefill_steps) if config.prefill_steps else unfinished
 
     zero, drafted = jnp.zeros((), jnp.int32), state.drafting
@@ -164,7 +168,10 @@ def _prefill(view, model: ModelConfig, config: RolloutConfig, drafts: bool, stat
         width = 1 + max(config.drafts)
         drafted = drafting.run_pending(view, model, drafted, live, state.table, live.unfilled, width, leave=0)
     carry = (live.filled, state.caches, drafted, zero, zero)
-    filled, caches, drafted, total, _ = jax.lax.while_loop(goes_on, step, carry)
+    carry = jax.lax.while_loop(partial(goes_on, few), partial(step, many), carry)
+    if few:
+        carry = jax.lax.while_loop(partial(goes_on, 0), partial(step, 1), carry)
+    filled, caches, drafted, total, _ = carry
     return state.replace(slots=live.replace(filled=filled), caches=caches, drafting=drafted), total
 
 

@@ -96,8 +96,8 @@ def test_the_host_holds_no_more_after_many_rounds():
         for _ in range(4):
             engine.submit(rng.integers(1, MODEL.vocab_size, rng.integers(1, 30)).tolist(), 8)
         run(engine)
-    shard = engine.shards._shards[0]
-    assert len(shard.prefixes) <= 20 and len(shard.prefixes._drop) <= 20
+    (tree,) = engine.shards._trees
+    assert len(tree) <= 20 and len(tree._drop) <= 20
     assert not engine.shards._tokens and not engine.shards._router._of and not engine.running
     kept = {int(n) for n, k in zip(engine.state.pages.name, engine.state.pages.kept, strict=True) if k}
-    assert {*shard.prefixes._nodes, *shard.prefixes._drop} >= kept >= {*shard.prefixes._nodes}
+    assert {*tree._nodes, *tree._drop} >= kept >= {*tree._nodes}

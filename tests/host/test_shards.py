@@ -39,7 +39,6 @@ def test_rollouts_that_begin_alike_share_the_shard_that_holds_their_pages_until_
     back(shards, (1, [3], GOES_ON), told=(1, 1, [40, 41]))
     assert send(shards, r2=[*SYSTEM, 11]) == [Place(1, [40, 41])]
     assert send(shards, r3=[9] * 9) == [Place(0)]
-    assert (shards.asked, shards.named) == (32, 8)
     # In ticks 11.5 are to do at the first, 7.75 at the second; another rollout is 4, its pages save 2 for the prompt.
     places = send(shards, **{f"r{n}": [*SYSTEM, n] for n in range(14, 17)})
     assert places == [Place(1, [40, 41]), Place(1, [40, 41]), Place(0)]

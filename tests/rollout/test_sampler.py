@@ -47,7 +47,7 @@ def test_every_token_is_drawn_at_its_own_number_from_the_full_forward_pass():
 
 
 @pytest.mark.parametrize(
-    "slots, ticks, prefill_slots, prefill_chunk, queue", [(3, 64, 3, 8, 16), (2, 1, 1, 2, 3), (7, 5, 4, 1, 8)]
+    "slots, ticks, prefill_slots, prefill_chunk, queue", [(3, 64, 3, 8, 16), (2, 1, 1, 2, 3), (7, 5, 5, 1, 8)]
 )
 def test_slots_ticks_rounds_prefill_sizes_and_order_change_no_token(slots, ticks, prefill_slots, prefill_chunk, queue):
     sizes = dataclasses.replace(
