@@ -106,12 +106,12 @@ def test_prefill_in_chunks_and_scrambled_slots_then_decode_gives_the_cached_logi
     prefill = jax.jit(lambda c, t, s, n, slot: caches.extend(view, config, c, t, s, n, slot))
     decode = jax.jit(lambda c, t, s: caches.extend(view, config, c, t, s, jnp.ones_like(s)))
     cache, want, chunk = caches.init(config, rows, columns), PREFILL[case] - pad, 7
-    slot = np.roll(np.arange(rows), 1)  # rows arrive in another order than slots stand
+    slot = np.roll(np.arange(rows), 1)  # rows arrive in another order than slots stand, each a page
     done = np.zeros(rows, np.int64)
     while (done < want).any():
         count = np.minimum(chunk, want - done)
         piece = np.stack([np.pad(row, (0, chunk))[at : at + chunk] for row, at in zip(tokens, done, strict=True)])
-        _, cache = prefill(cache, piece[slot], done[slot], count[slot], slot)
+        _, cache = prefill(cache, piece[slot], done[slot], count[slot], slot[:, None])
         done += count
     for step in range(expected["decode_logits"].shape[1]):
         at = want + step
