@@ -25,7 +25,7 @@ from glm_jax.model.weights import Transformer
 FEW_QUERIES = 8  # of a row: up to here a step is a decode step, which reads cache rows as they are
 APART = 2048  # beyond so many columns a CPU scores the keys of each slot by itself: most see fewer than the longest
 AT_ONCE = 1 << 22  # numbers that a decode step may gather at once on a CPU
-DENSE_DECODE = 2  # decode scores all of DENSE_COLUMNS or less while they are at most so many times the selected ones
+DENSE_DECODE = 2  # decode scores all of DENSE_COLUMNS or less while they are at most so many times those it would read
 
 
 @struct.dataclass
@@ -113,6 +113,13 @@ def _find(table: Int[Array, "B N"] | None, column: Int[Array, "B ..."], columns:
     return page.reshape(column.shape), column % columns
 
 
+def gather(
+    caches: Caches, table: Int[Array, "B N"] | None, layer, index: Int[Array, "B ..."]
+) -> Float[Array, "B ... RP"]:
+    """A layer's rows at these columns of each row's sequence."""
+    return caches.row.at[layer, *_find(table, index, caches.page)].get(mode="promise_in_bounds")
+
+
 def place(
     config: ModelConfig,
     caches: Caches,
@@ -135,8 +142,9 @@ def place(
 def no_selection(config: ModelConfig, place: Place) -> Selection:
     """What the first layer finds: never read where it computes one; it gives the carry its shape."""
     queries, columns = place.visible.shape[1:]
-    # Up to here scoring every column costs less than gathering the selected ones.
-    dense = DENSE_COLUMNS if queries > FEW_QUERIES else min(DENSE_COLUMNS, DENSE_DECODE * config.index_topk)
+    # Up to here scoring every column costs less than gathering the selected ones of each query.
+    reads = config.index_topk * queries
+    dense = DENSE_COLUMNS if queries > FEW_QUERIES else min(DENSE_COLUMNS, DENSE_DECODE * reads)
     if columns <= max(dense, config.index_topk):
         return Bits(pack(place.visible))
     shape = place.valid.shape

@@ -126,18 +126,16 @@ def extend(
     start: Int[Array, "B"],
     count: Int[Array, "B"],
     table: Int[Array, "B N"] | None = None,
-    selection: Indices | None = None,
 ) -> tuple[Float[Array, "B S D"], Caches, Selection]:
     """Runs `count` draft rows per slot, the first at column `start`; arguments as in `forward` and `cache.extend`.
 
-    With `selection` the layer's indexer does not run and writes no keys: the rows attend to that. Returns m, the cache
-    and the selection.
+    Returns m, the cache and the selection.
     """
     at = cache.place(config, caches, tokens.shape[1], start, count, table)
-    kind = DRAFT_KIND._replace(full=selection is None)
-    state = CacheState(cache.no_selection(config, at) if selection is None else selection, caches)
-    attend = partial(cache.attend, config, at)
-    m, state, _ = _run(params, config, kind, tokens, hidden, at.valid, state, attend)
+    state = CacheState(cache.no_selection(config, at), caches)
+    m, state, _ = _run(
+        params, config, DRAFT_KIND, tokens, hidden, at.valid, state, partial(cache.attend, config, at)
+    )
     return m, state.caches, state.selection
 
 
@@ -156,11 +154,10 @@ def propose(
     """Drafts `depth` tokens, after ingesting `count` rows whose tokens the target has accepted.
 
     Step 0 runs the accepted rows; the last one's logits give the first draft, by `pick(step, logits)` (default: the
-    most probable token). Each later step adds one row. With
-    `config.index_share_for_mtp_iteration` later steps attend to what the last accepted row selected, unchanged; the
-    rows they add are then seen by nobody, not even by themselves. Drafted rows are overwritten when the next round
-    ingests what was accepted; those beyond the cache's last column are lost. Of a slot with count 0 nothing is written,
-    and its drafts mean nothing.
+    most probable token). Each later step runs one row more. With `config.index_share_for_mtp_iteration` those attend to
+    what the last accepted row selected, read once: nobody sees them, not even they themselves, and they leave nothing
+    in the cache. Otherwise their rows are overwritten when the next round ingests what was accepted; those beyond the
+    cache's last column are lost. Of a slot with count 0 nothing is written, and its drafts mean nothing.
     """
     last = jnp.maximum(count - 1, 0)
     columns = caches.page * (1 if table is None else table.shape[1])
@@ -173,18 +170,43 @@ def propose(
 
     m, caches, selection = extend(params, config, caches, tokens, hidden, start, count, table)
     m, chosen = at_last(m), indices_of(jax.tree.map(at_last, selection))
-    shared = chosen if config.index_share_for_mtp_iteration else None
-    one_more = (count > 0).astype(count.dtype)
     logits, used = [unembed(params, m)[:, 0]], [chosen]
     drafted = [pick(0, logits[0]).astype(jnp.int32)]
+    shared, more = config.index_share_for_mtp_iteration, (count > 0).astype(count.dtype)
+    kv = cache.gather(caches, table, 0, chosen.index[:, 0]) if shared and depth > 1 else None
     for step in range(1, depth):
-        column = start + count + step - 1
-        m, caches, selection = extend(params, config, caches, drafted[-1][:, None], m, column, one_more, table, shared)
-        used.append(indices_of(selection))
+        one, column = drafted[-1][:, None], start + count + step - 1
+        if shared:
+            m = _over(params, config, kv, chosen, one, m, column, more)
+        else:
+            m, caches, selection = extend(params, config, caches, one, m, column, more, table)
+        used.append(chosen if shared else indices_of(selection))
         logits.append(unembed(params, m)[:, 0])
         drafted.append(pick(step, logits[-1]).astype(jnp.int32))
     selections = [(s.index[:, 0], s.count[:, 0]) for s in used]
     return Drafts(jnp.stack(drafted, 1), jnp.stack(logits, 1), selections), caches
+
+
+def _over(
+    params: Transformer,
+    config: ModelConfig,
+    kv: Float[Array, "B K RP"],
+    chosen: Indices,
+    token: Int[Array, "B 1"],
+    hidden: Float[Array, "B 1 D"],
+    column: Int[Array, "B"],
+    count: Int[Array, "B"],
+) -> Float[Array, "B 1 D"]:
+    """m of a draft row per slot that attends to these cache rows, as many of them as were chosen."""
+    tables = rope_tables(column[:, None], config.qk_rope_head_dim, config.rope_theta, jnp.dtype(config.dtype))
+
+    def attend(kind, p, x, state, numbers):
+        q = attention.queries(p, config, attention.query_latent(p, config, x), *tables)
+        out, _ = attention.absorbed(p, config, *q, chosen, attention.gathering(lambda index: kv))
+        return attention.output(p, out), state
+
+    kind, valid = DRAFT_KIND._replace(full=False), (count > 0)[:, None]
+    return _run(params, config, kind, token, hidden, valid, None, attend)[0]
 
 
 def _run(params: Transformer, config: ModelConfig, kind, tokens, hidden, valid, state, attend, trace: bool = False):
