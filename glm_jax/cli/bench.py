@@ -74,6 +74,11 @@ def _define_drafts(values: flags.FlagValues) -> None:
     _define_repeats(values)
 
 
+def _define_handoff(values: flags.FlagValues) -> None:
+    flags.DEFINE_integer("repeats", 20, "measured handoffs, where the devices are at hand", flag_values=values)
+    _define_json(values)
+
+
 def _define_json(values: flags.FlagValues) -> None:
     flags.DEFINE_string("json", None, "file for the figures", flag_values=values)
 
@@ -148,6 +153,14 @@ def _checkpoint(command: Command) -> str:
     return checkpoint.run(options.repeats, options.mib, folder, _report(command), options.smoke)
 
 
+def _handoff(command: Command) -> str:
+    from glm_jax.bench import handoff
+    from glm_jax.config.strict import read
+    from glm_jax.host.config import RunConfig
+
+    return handoff.run(read(RunConfig, command.config), command.flags.repeats, _report(command))
+
+
 def _flops(command: Command) -> str:
     from glm_jax.bench import flops
 
@@ -177,6 +190,12 @@ BENCHES = {
     ),
     "flops": Bench(
         "operations and cache bytes per token of the 744B model, 4k to 1M context", _define_json, (), _flops
+    ),
+    "handoff": Bench(
+        "bytes that a handoff moves over each mesh axis, and the share of the weights that stays",
+        _define_handoff,
+        ("config",),
+        _handoff,
     ),
     "model": Bench("prefill and decode of a 17 M-parameter model, beside transformers", _define_duel, (), _model),
     "rollout": Bench(

@@ -50,6 +50,12 @@ def model_config(config: RunConfig, tokenizer: Tokenizer) -> ModelConfig:
     return model
 
 
+def model_of(config: RunConfig) -> ModelConfig:
+    """The architecture with the vocabulary that its preset has: for accounts of runs that nobody starts here."""
+    source = config.model
+    return hf.read_config(Path(source.path)) if source.path else PRESETS[source.preset](**source.changes)
+
+
 def check_vocabulary(name: str, model: ModelConfig, tokenizer: Tokenizer) -> None:
     """Raises RunError where the model samples what the tokenizer cannot read, or cannot read what it writes."""
     if not tokenizer.fits(model.vocab_size):

@@ -36,8 +36,10 @@ from glm_jax.program.state import RunState
 from glm_jax.report.metrics import MetricsWriter
 from glm_jax.report.plots import Sample
 from glm_jax.report.progress import Progress
+from glm_jax.sharding import manifest
 
 CHECKPOINTS, LEDGER, CONFIG, LOG = "checkpoints", "ledger.jsonl", "config.json", "log.txt"
+HANDOFF = "handoff.json"  # the manifest of what sampling sees; its checksum is a metric of every round
 
 
 def train(config: RunConfig, workdir: Path, peers: Peers = ALONE) -> None:
@@ -50,7 +52,7 @@ def train(config: RunConfig, workdir: Path, peers: Peers = ALONE) -> None:
     peers.check_same(flat(config))
     check_workdir(workdir, config)
     if peers.writes:
-        _claim(workdir, config)
+        _write(workdir / CONFIG, flat(config))
     with ExitStack() as stack:
         notice = stack.enter_context(Notice())
         if peers.writes:
@@ -70,6 +72,8 @@ def train(config: RunConfig, workdir: Path, peers: Peers = ALONE) -> None:
         tasks = playground.make_tasks(config.tasks)
         compose.check_prompts((*tasks.train, *tasks.eval), tokenizer, config.rollout.window)
         program = compose.make_program(config, model)
+        if peers.writes:
+            _write(workdir / HANDOFF, manifest.plain(manifest.manifest(model, program.mesh)))
         pool = stack.enter_context(compose.make_pool(config, peers))
         examples = _examples(config, tasks, tokenizer, pool, host)
         state = restored(saver, step, program, config) if host else compose.first_state(program, config)
@@ -142,11 +146,9 @@ def restored(saver: Checkpoints, step: int, program: Program, config: RunConfig)
     return state.replace(policy=policy, critic=critic)
 
 
-def _claim(workdir: Path, config: RunConfig) -> None:
-    """Writes the config into a workdir."""
-    path = workdir / CONFIG
+def _write(path: Path, values: dict[str, Any]) -> None:
     part = path.with_suffix(".part")
-    part.write_text(json.dumps(flat(config), indent=1) + "\n")
+    part.write_text(json.dumps(values, indent=1) + "\n")
     part.replace(path)
 
 

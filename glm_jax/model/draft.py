@@ -133,9 +133,7 @@ def extend(
     """
     at = cache.place(config, caches, tokens.shape[1], start, count, table)
     state = CacheState(cache.no_selection(config, at), caches)
-    m, state, _ = _run(
-        params, config, DRAFT_KIND, tokens, hidden, at.valid, state, partial(cache.attend, config, at)
-    )
+    m, state, _ = _run(params, config, DRAFT_KIND, tokens, hidden, at.valid, state, partial(cache.attend, config, at))
     return m, state.caches, state.selection
 
 

@@ -4,19 +4,17 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 import jax
 import numpy as np
 from jax.extend import core
 
+from glm_jax.host.compose import model_of
 from glm_jax.host.config import RunConfig
-from glm_jax.io import hf
 from glm_jax.learn.accumulate import Setup, micro
 from glm_jax.learn.batch import RL, empty_batch
 from glm_jax.learn.forward import token_logp
-from glm_jax.model.config import PRESETS, ModelConfig
 from glm_jax.program.exchange import Inbox
 from glm_jax.program.round import Program, build
 from glm_jax.program.state import RunState
@@ -24,12 +22,6 @@ from glm_jax.rollout.pages import no_offer
 from glm_jax.rollout.requests import empty_requests
 from glm_jax.sharding import layout
 from glm_jax.sharding.mesh import make_mesh
-
-
-def model_of(config: RunConfig) -> ModelConfig:
-    """The architecture, with the vocabulary that its preset has."""
-    source = config.model
-    return hf.read_config(Path(source.path)) if source.path else PRESETS[source.preset](**source.changes)
 
 
 def program_of(config: RunConfig, devices: Sequence[jax.Device]) -> Program:

@@ -31,6 +31,11 @@ class MeshConfig:
         """Ways that slots and batch rows are split."""
         return self.data * self.fsdp * self.expert
 
+    @property
+    def size(self) -> int:
+        """Devices."""
+        return math.prod(getattr(self, axis) for axis in AXES)
+
     def check(self) -> list[str]:
         return [f"{k}={getattr(self, k)} must be at least 1" for k in AXES if getattr(self, k) < 1]
 
