@@ -170,7 +170,7 @@ def race(
 
     for drafts in depths:
         go(drafts)  # compiles
-        while paces[drafts].measuring:
+        while not paces[drafts].settled:
             go(drafts)
     speed: dict[int, list[float]] = {drafts: [] for drafts in depths}
     for _ in range(repeats):

@@ -22,7 +22,8 @@ from glm_jax.rollout.strings import StopStrings
 
 PREFILL_CHUNK = 256  # prompt tokens of a slot that run through the model at once
 STRING_TICKS = 32  # of a round where stop strings are looked for: so many tokens at most are sampled in vain
-TRIAL_TICKS = 16  # of a round that measures a depth: fewer than slots.HELD, so that one without drafts loses nothing
+TRIAL_TICKS = 16  # of a round that shows about how fast a depth is: fewer than slots.HELD, so that no state is lost
+_compiled: set[tuple[ModelConfig, RolloutConfig]] = set()  # calls of these sizes take no time to compile
 
 
 @dataclasses.dataclass(frozen=True)
@@ -91,8 +92,11 @@ def generate(
         drafts=depths,
     )
     pace = pace or _pace(config, sizes)
-    if depths and not pace.measuring and pace.next() == 0:
+    guessing = not pace.knows
+    depth = None if guessing else pace.next()
+    if depth == 0:
         sizes = dataclasses.replace(sizes, drafts=())  # so that nothing is kept for drafts that are not made
+    first, begun = (config, sizes) not in _compiled, time.perf_counter()
     requests = _requests(prompts, window, max_new_tokens, temperature, top_p, stop)
     view, state = _start(params, config, sizes, requests)
     made = [Completion([], []) for _ in prompts]
@@ -116,14 +120,18 @@ def generate(
         return sum(len(part.tokens) for part in parts), seconds
 
     while left:
-        measuring, depth = pace.measuring, pace.next() if sizes.drafts else 0
-        if not measuring:
-            go(depth, STRING_TICKS if strings else sizes.ticks)
+        if pace.knows:
+            go(pace.best if depth is None else depth, STRING_TICKS if strings else sizes.ticks)
             continue
-        go(depth, 1)  # compiles, and runs prompts
-        _, call = go(depth, 0)
-        tokens, seconds = go(depth, TRIAL_TICKS)
-        pace.add(depth, tokens, seconds - call)
+        unknown = pace.next()
+        go(unknown, 1)  # compiles, and runs prompts
+        _, call = go(unknown, 0)
+        tokens, seconds = go(unknown, TRIAL_TICKS)
+        pace.guess(unknown, tokens, seconds - call)
+    # A guess knows nothing of the prompts that take freed slots: calls that ran at one depth tell what that is worth.
+    if depth is not None and not first:
+        pace.add(depth, sum(len(each.tokens) for each in made), time.perf_counter() - begun)
+    _compiled.add((config, sizes))
     return made
 
 
