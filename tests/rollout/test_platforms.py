@@ -21,14 +21,14 @@ pytestmark = [pytest.mark.rollout, pytest.mark.usefixtures("hasty_compiles")]
 MODEL = two_layers(kv_lora_rank=128, index_head_dim=128, num_nextn_predict_layers=1, index_share_for_mtp_iteration=True)
 
 
-def sampled(platform: str, **changes) -> Driver:
-    sizes = dataclasses.replace(SIZES, prefill_chunk=9, **changes)
-    return Driver(sizes, MODEL, random_params(MODEL), platform).finish(some_requests(6))
+def sampled(platform: str, count: int = 6, page: int = 0) -> Driver:
+    sizes = dataclasses.replace(SIZES, prefill_chunk=9, drafts=(3,), page=page)
+    return Driver(sizes, MODEL, random_params(MODEL), platform).finish(some_requests(count))
 
 
 @cache
-def on_cpu(drafts: tuple[int, ...]) -> Driver:
-    return sampled("cpu", drafts=drafts)
+def on_cpu(count: int = 6) -> Driver:
+    return sampled("cpu", count)
 
 
 def same(done: Driver, want: Driver) -> None:
@@ -49,18 +49,17 @@ def counted(monkeypatch):
 
 @pytest.mark.parametrize("page", [0, 4, 16])
 def test_slots_and_pages_packed_for_kernels_change_no_token(page, counted):
-    want = on_cpu((3,))
+    want = on_cpu()
     assert not counted
-    same(sampled("a platform that has no kernels", drafts=(3,), page=page), want)
+    same(sampled("a platform that has no kernels", page=page), want)
     assert counted == {1, 4, 9}, "single tokens, drafts to be verified, pieces of prompts"
 
 
-@pytest.mark.kernels
 def test_the_tpu_kernels_in_the_sampler(counted, monkeypatch):
-    want = on_cpu((3,))
+    want = on_cpu(2)
     monkeypatch.setattr(tpu, "paged", partial(tpu.paged, tile=16))
     for module, name in ((index_select_reference, "index_select_paged"), (reference, "paged")):
         monkeypatch.setattr(module, name, None)
     with pltpu.force_tpu_interpret_mode():
-        same(sampled("tpu", drafts=(3,), page=16), want)
+        same(sampled("tpu", 2, page=16), want)
     assert counted == {1, 4, 9}
