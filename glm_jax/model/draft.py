@@ -171,7 +171,7 @@ def propose(
     logits, used = [unembed(params, m)[:, 0]], [chosen]
     drafted = [pick(0, logits[0]).astype(jnp.int32)]
     shared, more = config.index_share_for_mtp_iteration, (count > 0).astype(count.dtype)
-    kv = cache.gather(caches, table, 0, chosen.index[:, 0]) if shared and depth > 1 else None
+    kv = cache.gather(config, caches, table, 0, chosen.index[:, 0]) if shared and depth > 1 else None
     for step in range(1, depth):
         one, column = drafted[-1][:, None], start + count + step - 1
         if shared:
