@@ -20,6 +20,7 @@ class Target(NamedTuple):
     experts: str | None = None  # the axis that the experts are split over
     widths: tuple[str, ...] = ()  # and the axes that split each of them
     gather: Callable[[Any, Any], Any] | None = None  # makes a parameter whole, given its declaration
+    context: str | None = None  # the axis that the columns of rows are split over
 
 
 _target: ContextVar[Target | None] = ContextVar("target", default=None)
