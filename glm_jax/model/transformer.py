@@ -40,7 +40,7 @@ def hidden_states(
     """The states after the final norm, with what was carried and, if asked, the trace.
 
     Where several devices share a row, each is given all of it and has the states of its own columns (model/context.py);
-    documents must stand in one piece then, and padding behind them, if attention goes by kernels.
+    documents must stand in one piece then, if attention goes by kernels.
     """
     by_kernels = rows.by_kernels(tokens.shape[1], config, trace, train_indexer)
     sorts = by_kernels and context.ways() == 1
