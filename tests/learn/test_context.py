@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from functools import cache
 
 import jax
@@ -13,16 +14,17 @@ from glm_jax.learn import draft_step
 from glm_jax.learn.accumulate import Setup
 from glm_jax.learn.config import LearnConfig
 from glm_jax.learn.forward import state_values, token_logp
-from glm_jax.model import context, kernels, rows
+from glm_jax.model import context, kernels, rows, tree, weights
 from glm_jax.model.selection import as_indices
 from glm_jax.model.target import tracing_for
 from glm_jax.model.transformer import hidden_states
 from glm_jax.sharding import layout
 from glm_jax.sharding.manual import each_on_its_rows
 from glm_jax.sharding.mesh import MeshConfig, make_mesh
+from tests.equations import equations
 from tests.model.tiny import as_float64, named_leaves, random_params, random_tokens, two_layers
 
-pytestmark = [pytest.mark.usefixtures("hasty_compiles"), pytest.mark.scale]
+pytestmark = pytest.mark.usefixtures("hasty_compiles")
 
 MODEL = two_layers(num_nextn_predict_layers=1, index_share_for_mtp_iteration=True, dtype="float64", remat=True)
 ROWS, COLUMNS, DEPTH = 4, 24, 2
@@ -38,13 +40,13 @@ def losses(policy, critic, train_indexer: bool):
     tokens, documents = jnp.asarray(random_tokens(MODEL, ROWS, COLUMNS)), jnp.asarray(DOCUMENTS)
     rng = np.random.default_rng(1)
     trainable = jnp.asarray((DOCUMENTS > 0) & (rng.random(DOCUMENTS.shape) < 0.8))
-    weights = [jnp.where(trainable, rng.standard_normal(DOCUMENTS.shape), 0.0) for _ in range(2)]
+    scales = [jnp.where(trainable, rng.standard_normal(DOCUMENTS.shape), 0.0) for _ in range(2)]
     logp, entropy, kl = token_logp(policy, MODEL, tokens, documents, 0.8, 0.9, train_indexer)
     value = state_values(critic, MODEL, tokens, documents)
     learn = LearnConfig(draft_depth=DEPTH, indexer_kl=0.5 * train_indexer)
     drafted, seen = draft_step._loss(policy, tokens, documents, trainable, Setup(MODEL, learn), "tv")
     parts = {"logp": logp * trainable, "entropy": entropy * trainable, "value": value * trainable, "kl": kl, **seen}
-    return jnp.sum(weights[0] * logp) + jnp.sum(weights[1] * value) + 0.5 * kl + drafted, parts
+    return jnp.sum(scales[0] * logp) + jnp.sum(scales[1] * value) + 0.5 * kl + drafted, parts
 
 
 def selections(policy):
@@ -79,6 +81,7 @@ def on_one_device():
     return learnt("cpu")
 
 
+@pytest.mark.scale
 @pytest.mark.parametrize(
     "axes, platform, dense_columns",
     [
@@ -104,3 +107,17 @@ def test_devices_that_share_rows_learn_what_one_does(axes, platform, dense_colum
             np.testing.assert_allclose(got[1][name] / scale, gradient / scale, atol=1e-8, err_msg=name)
     for one, other in zip(jax.tree.leaves(want[2]), jax.tree.leaves(got[2]), strict=True):
         np.testing.assert_array_equal(other, one)
+
+
+def test_what_crosses_for_a_token_is_an_index_key_and_a_cache_row_for_all_heads():
+    """Every gather over the axis alone in a forward pass, by the width of what each token sends."""
+    model = dataclasses.replace(MODEL, dtype="float32")
+    abstract = tree.shapes(weights.abstract(model), model.dtype)
+    rows_of = jax.ShapeDtypeStruct((ROWS, COLUMNS), jnp.int32)
+    with tracing_for("cpu", mesh=make_mesh(MeshConfig(context=4)), rows=layout.SLOTS):
+        said = jax.make_jaxpr(lambda p, t, d: token_logp(p, model, t, d, 1.0, 1.0))(abstract, rows_of, rows_of)
+    found = [e for e in equations(said.jaxpr) if e.params.get("axis_name") in ("context", ("context",))]
+    shapes = sorted(e.invars[0].aval.shape for e in found if e.primitive.name == "all_gather")
+    row, key = MODEL.kv_lora_rank + MODEL.qk_rope_head_dim, MODEL.index_head_dim
+    mine = (ROWS, COLUMNS // 4)
+    assert shapes == sorted([mine, mine, (*mine, key), (*mine, row), (*mine, row)]), "log-prob, entropy, two layers"
