@@ -70,12 +70,12 @@ def _loss(params, tokens: Int[Array, "R C"], document_ids: Int[Array, "R C"], tr
         def of_columns(args):
             """Overlap and cross-entropy [R, C, depth] of all drafts of the token that follows a column."""
             hidden, drafted, following = args
-            target = jax.nn.softmax(unembed(params, hidden).astype(wide(hidden.dtype)))
+            target = jax.lax.stop_gradient(jax.nn.softmax(unembed(params, hidden).astype(wide(hidden.dtype))))
             log_q = [jax.nn.log_softmax(unembed(params, m).astype(target.dtype)) for m in drafted]
             said = [jnp.take_along_axis(each, following[..., None], axis=-1)[..., 0] for each in log_q]
             return jnp.stack([_overlap(target, each) for each in log_q], -1), -jnp.stack(said, -1)
 
-        # The draft of depth j from a state is of the token that follows the column j + 1 further.
+        # The draft of depth j from column c is of token c + 2 + j, which the target predicts at column c + 1 + j.
         drafted = [context.moved(m, step + 1) for step, m in enumerate(drafted)]
         at_once = max(1, LOGITS_AT_ONCE // ((depth + 1) * tokens.shape[0] * model.vocab_size))
         found = chunked(of_columns, (hidden, drafted, context.own(_left(tokens, 1))), at_once)

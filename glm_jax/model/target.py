@@ -13,7 +13,7 @@ from jax.sharding import Mesh
 
 class Target(NamedTuple):
     platform: str  # "tpu", "gpu", "cpu"
-    mesh: Mesh | None = None  # that batch rows and heads are split over, by these axes
+    mesh: Mesh | None = None  # that slots and heads are split over, by these axes
     rows: tuple[str, ...] = ()
     heads: tuple[str, ...] = ()
     # Where each device works on its own rows (sharding/manual.py):

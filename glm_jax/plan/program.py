@@ -75,8 +75,7 @@ def activation_bytes(program: Program, config: RunConfig, remat: bool = False) -
     """Of one device: what the policy's forward pass keeps of a micro-batch for its backward pass.
 
     By the traced program's shapes, parameters apart, divided evenly among the devices that split the rows and their
-    columns; with `remat`
-    as if the model recomputed its layers.
+    columns; with `remat` as if the model recomputed its layers.
     """
     model = dataclasses.replace(program.model, remat=program.model.remat or remat)
     setup = Setup(model, config.learn, config.rollout.temperature, config.rollout.top_p)
