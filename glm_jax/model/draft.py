@@ -16,7 +16,7 @@ import jax.numpy as jnp
 from flax import struct
 from jaxtyping import Array, Float, Int
 
-from glm_jax.model import attention, cache, rows
+from glm_jax.model import attention, cache, context, rows
 from glm_jax.model.cache import Caches, CacheState
 from glm_jax.model.config import ModelConfig
 from glm_jax.model.heads import embed, unembed
@@ -48,23 +48,25 @@ class Drafts:
 def forward(
     params: Transformer,
     config: ModelConfig,
-    tokens: Int[Array, "B S"],
+    tokens: Int[Array, "B T"],
     hidden: Float[Array, "B S D"],
-    document_ids: Int[Array, "B S"],
+    document_ids: Int[Array, "B T"],
     trace: bool = False,
 ) -> DraftOutput:
     """Draft logits over whole rows: `tokens[b, j]` is the token that follows the state `hidden[b, j]`.
 
-    Depth d + 1 is the same call with depth d's `hidden` and the tokens one further.
+    Depth d + 1 is the same call with depth d's `hidden` and the tokens one further. Where several devices share a row,
+    states and logits are of the own columns.
     """
     view = rows.look(document_ids, config, rows.by_kernels(tokens.shape[1], config, trace))
     selecting = tokens.shape[1] > config.index_topk or trace
-    state = rows.nothing_carried(tokens.shape, config, selecting, train_indexer=False)
+    state = rows.nothing_carried(view, config, selecting, train_indexer=False)
 
     def attend(kind, p, x, state, numbers):
         return rows.attend(p, config, x, view, state, selecting)
 
-    m, state, seen = _run(params, config, DRAFT_KIND, tokens, hidden, view.valid, state, attend, trace)
+    following = context.own(tokens)
+    m, state, seen = _run(params, config, DRAFT_KIND, following, hidden, view.valid, state, attend, trace)
     output = DraftOutput(unembed(params, m), m)
     if not trace:
         return output
@@ -75,9 +77,9 @@ def forward(
 def unroll(
     params: Transformer,
     config: ModelConfig,
-    tokens: Int[Array, "B S"],
+    tokens: Int[Array, "B T"],
     hidden: Float[Array, "B S D"],
-    document_ids: Int[Array, "B S"],
+    document_ids: Int[Array, "B T"],
     depth: int,
     train_indexer: bool = False,
 ) -> tuple[Float[Array, "depth B S D"], Float[Array, ""]]:
@@ -86,14 +88,15 @@ def unroll(
     `hidden[b, j]` is the target's state of column j. m[d, b, j], of d drafts before, predicts the token at column
     j + 2 + d; it means something where that is in the document of column j. As in `propose` with a shared selection,
     steps from 1 on read the keys and the selection of step 0, so they see rows of true states alone. Also returns the
-    KL sum of the layer's indexer (0 without `train_indexer`).
+    KL sum of the layer's indexer (0 without `train_indexer`). Where several devices share a row, states and results are
+    of the own columns.
     """
     columns = tokens.shape[1]
     kernels = rows.by_kernels(columns, config, trace=False, train_indexer=train_indexer)
     view = rows.look(document_ids, config, kernels)
     selecting = columns > config.index_topk or train_indexer
-    carried = rows.nothing_carried(tokens.shape, config, selecting, train_indexer)
-    position = jnp.arange(columns) - view.first
+    carried = rows.nothing_carried(view, config, selecting, train_indexer)
+    position = view.column - view.first
     made, m, kv = [], hidden, None
     for step in range(depth):
         cos, sin = rope_tables(position + step, config.qk_rope_head_dim, config.rope_theta, jnp.dtype(config.dtype))
@@ -101,12 +104,12 @@ def unroll(
 
         def attend(kind, p, x, state, numbers, at=at, kv=kv, first=step == 0):
             carried, _ = state
-            kv = attention.rows(p, config, x, at.cos, at.sin) if first else kv
+            kv = context.whole(attention.rows(p, config, x, at.cos, at.sin)) if first else kv
             kl_weight = 1.0 if train_indexer and first else None
             out, carried = rows.attend(p, config, x, at, carried, first and selecting, kl_weight, kv)
             return out, (carried, kv)
 
-        following = jnp.pad(tokens[:, step + 1 :], ((0, 0), (0, step + 1)))
+        following = context.own(jnp.pad(tokens[:, step + 1 :], ((0, 0), (0, step + 1))))
         m, (carried, kv), _ = _run(params, config, DRAFT_KIND, following, m, view.valid, (carried, kv), attend)
         made.append(m)
     return jnp.stack(made), carried.kl
