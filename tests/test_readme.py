@@ -41,6 +41,7 @@ SMOKE: dict[str, list[str] | None] = {
     "glm-jax bench router": ["--smoke", "--repeats=1"],
     "glm-jax bench checkpoint": ["--smoke", "--repeats=1"],
     "glm-jax bench flops": [],
+    "glm-jax bench handoff": ["--repeats=1"],
     "glm-jax bench drafts": ["--smoke", *SMALL],
     "glm-jax bench critic": [*TINY, "--rollouts=16", "--config.rl.steps=0"],
     "python experiments/sweep.py": [],

@@ -13,7 +13,7 @@ Expected, reward on 150 held-out tasks sampled at temperature 1, on two cores wi
 
 | seed | before RL | after 25 rounds | after 50 | after 75 | after 80 | minutes, compiling included |
 |---|---|---|---|---|---|---|
-| 0 | 0.393 | 0.607 | 0.753 | 0.793 | 0.820 | 8.7 |
+| 0 | 0.393 | 0.620 | 0.780 | 0.847 | 0.853 | 8.7 |
 | 1 | 0.140 | 0.280 | 0.307 | 0.440 | 0.440 | 8.4 |
 
 The critic explains next to nothing (less than a tenth of the variance) after so little pre-training: it serves as a
