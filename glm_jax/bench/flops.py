@@ -100,7 +100,7 @@ def closed_form(config: ModelConfig, context: int) -> int:
 
 
 def cache_bytes(config: ModelConfig) -> int:
-    """Of one token, all layers."""
+    """Of one token, all layers, as numbers of the model's dtype (cache_row.py: kernels read more, in whole lanes)."""
     caches = jax.eval_shape(lambda: cache.init(config, 1, 1))
     return sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(caches))
 

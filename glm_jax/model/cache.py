@@ -85,8 +85,8 @@ class Place(NamedTuple):
             return kernels.write_rows(cache, layer, self.page * cache.shape[2] + self.offset, new)
         if new.shape[:2] == (1, 1):
             # XLA turns a scatter of one row into a select over the whole cache; this stays one row.
-            at = (layer, self.page[0, 0], self.offset[0, 0], *[0] * (cache.ndim - 3))
-            old = jax.lax.dynamic_slice(cache, at, (1, *new.shape))
+            at = (layer, self.page[0, 0], self.offset[0, 0], 0)
+            old = jax.lax.dynamic_slice(cache, at, (1, 1, 1, new.shape[-1]))
             inside = self.page[0, 0] < cache.shape[1]
             return jax.lax.dynamic_update_slice(cache, jnp.where(inside, new[None], old), at)
         return cache.at[layer, self.page, self.offset].set(new, mode="drop")
