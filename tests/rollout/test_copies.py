@@ -16,7 +16,10 @@ pytestmark = pytest.mark.usefixtures("hasty_compiles")
 
 
 # One slot's row is written by another operation than many slots' rows.
-@pytest.mark.parametrize("count, drafts, page", [(1, (), 0), (4, (), 0), (4, (3,), 0), (4, (3,), 8)])
+@pytest.mark.parametrize(
+    "count, drafts, page",
+    [(1, (), 0), (4, (), 0), *[pytest.param(4, (3,), page, marks=pytest.mark.rollout) for page in (0, 8)]],
+)
 def test_no_operation_of_the_decode_loop_passes_over_a_whole_cache(count, drafts, page):
     config = tiny_config(num_nextn_predict_layers=1 if drafts else 0, index_share_for_mtp_iteration=True)
     sizes = RolloutConfig(
