@@ -10,7 +10,7 @@ from typing import Any
 
 # Title, and the metrics drawn in the panel.
 PANELS = (
-    ("reward and held-out exact match", ("rollout/reward", "eval/exact_match")),
+    ("reward, of training and held out", ("rollout/reward", "eval/reward", "eval/exact_match")),
     ("explained variance of the critic", ("critic/explained_variance",)),
     ("sampler against trainer, |Δ log-prob|", ("rollout/logprob_gap_mean", "rollout/logprob_gap_max")),
 )
