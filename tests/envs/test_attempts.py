@@ -140,12 +140,25 @@ def test_no_box_outlives_a_run_killed_with_9(place, tmp_path):
     parent = subprocess.Popen([sys.executable, "-c", textwrap.dedent(script)], stdout=subprocess.PIPE, text=True)
     try:
         assert parent.stdout.readline() == "4\n"
-        below = psutil.Process(parent.pid).children(recursive=True)
-        assert sum(process.name() == "sleep" for process in below) == 4
+        below = []
+
+        def asleep() -> bool:
+            below[:] = psutil.Process(parent.pid).children(recursive=True)
+            try:
+                return sum(process.name() == "sleep" for process in below) == 4
+            except psutil.NoSuchProcess:  # one of those that only start others
+                return False
+
+        # A shell goes on once it has forked, and its child is called sleep a moment later.
+        assert within(10.0, asleep)
     finally:
         parent.kill()
         parent.wait()
-    end = time.monotonic() + 10.0
-    while time.monotonic() < end and any(p.is_running() and p.status() != "zombie" for p in below):
+    assert within(10.0, lambda: not [p for p in below if p.is_running() and p.status() != "zombie"])
+
+
+def within(seconds: float, holds) -> bool:
+    end = time.monotonic() + seconds
+    while time.monotonic() < end and not holds():
         time.sleep(0.05)
-    assert not [p for p in below if p.is_running() and p.status() != "zombie"]
+    return holds()
