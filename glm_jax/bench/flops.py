@@ -17,6 +17,7 @@ from glm_jax.model.config import ModelConfig, glm52_744b
 from glm_jax.model.heads import unembed
 from glm_jax.model.target import tracing_for
 
+XLA = "xla"  # a platform without kernels, which tell no multiply-adds
 CONTEXTS = (4096, 16384, 65536, 131072, 202752, 262144, 524288, 1048576)
 
 
@@ -59,16 +60,16 @@ def _jaxprs(params: dict) -> Iterator[core.Jaxpr]:
 
 
 def of_token(config: ModelConfig, context: int) -> int:
-    """Operations of decoding the last token of `context`, logits included, as an accelerator runs it."""
+    """Operations of decoding the last token of `context`, logits included, as XLA runs it on an accelerator."""
     params = tree.shapes(weights.abstract(config), config.dtype)
-    caches = jax.eval_shape(lambda: cache.init(config, 1, context))
     one = jax.ShapeDtypeStruct((1,), jnp.int32)
 
     def decode(params, caches, token, start, count):
         hidden, caches = cache.extend(params, config, caches, token[:, None], start, count)
         return unembed(params, hidden), caches
 
-    with tracing_for("tpu"):
+    with tracing_for(XLA):
+        caches = jax.eval_shape(lambda: cache.init(config, 1, context))
         return count(jax.make_jaxpr(decode)(params, caches, one, one, one).jaxpr)
 
 
@@ -99,7 +100,7 @@ def closed_form(config: ModelConfig, context: int) -> int:
 
 
 def cache_bytes(config: ModelConfig) -> int:
-    """Of one token, all layers."""
+    """Of one token, all layers, as numbers of the model's dtype (cache_row.py: kernels read more, in whole lanes)."""
     caches = jax.eval_shape(lambda: cache.init(config, 1, 1))
     return sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(caches))
 

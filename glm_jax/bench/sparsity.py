@@ -14,7 +14,7 @@ import jax
 import jax.numpy as jnp
 
 from glm_jax.bench.shape import LARGER
-from glm_jax.model import cache, weights
+from glm_jax.model import cache, cache_row, weights
 from glm_jax.model.cache import CacheState
 from glm_jax.model.config import ModelConfig, from_hf
 from glm_jax.model.schedule import LayerKind
@@ -69,7 +69,7 @@ def of_context(config: ModelConfig, context: int, repeats: int) -> dict[str, flo
 
 def _layer(config: ModelConfig, context: int, kind: LayerKind) -> Callable[[], None]:
     """Attention of one layer over a full cache; a layer that shares reads what a computing one selected."""
-    caches = _random(cache.empty(config, 1, 1, 1, context))
+    caches = _random(config, cache.empty(config, 1, 1, 1, context))
     attention = weights.init(config, jax.random.key(0)).groups[0][0].attn
     assert attention.indexer is not None
     x = jax.random.normal(jax.random.key(1), (1, CHUNK, config.hidden_size))
@@ -95,7 +95,7 @@ def _model(config: ModelConfig, context: int) -> Callable[[], None]:
     """The whole model over a full cache, without its head."""
     params = weights.for_decoding(weights.init(config, jax.random.key(0)), config)
     tokens = jax.random.randint(jax.random.key(1), (1, CHUNK), 0, config.vocab_size)
-    held = [_random(cache.init(config, 1, context))]
+    held = [_random(config, cache.init(config, 1, context))]
 
     @partial(jax.jit, donate_argnums=2)
     def extend(params, tokens, caches):
@@ -109,11 +109,12 @@ def _model(config: ModelConfig, context: int) -> Callable[[], None]:
     return once
 
 
-def _random(caches: cache.Caches) -> cache.Caches:
+def _random(config: ModelConfig, caches: cache.Caches) -> cache.Caches:
     """Rows as after a norm, so that the indexer's choice is spread over the context."""
-    leaves, structure = jax.tree.flatten(caches)
-    keys = jax.random.split(jax.random.key(2), len(leaves))
-    return structure.unflatten(jax.random.normal(k, a.shape, a.dtype) for k, a in zip(keys, leaves, strict=True))
+    row_key, index_key = jax.random.split(jax.random.key(2))
+    row = jax.random.normal(row_key, (*caches.row.shape[:3], config.row_dim), jnp.dtype(config.dtype))
+    keys = jax.random.normal(index_key, caches.index_key.shape, caches.index_key.dtype)
+    return cache.Caches(cache_row.store(config, row), keys)
 
 
 def draw(figures: dict[int, dict[str, float]], config: ModelConfig, path: Path) -> None:

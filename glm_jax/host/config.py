@@ -188,10 +188,17 @@ class RunConfig:
                     f"{micro_batches} x {rows} rows of {length}, which hold {holds}: raise learn.micro_batches (unused "
                     "ones cost nothing), learn.rows or learn.length"
                 )
-        ways = self.mesh.rows
-        for name, size in (("rollout.slots", self.rollout.slots), ("learn.rows", rows)):
+        mesh = self.mesh
+        split = (
+            ("rollout.slots", self.rollout.slots, "data x fsdp x expert x context", mesh.slots),
+            ("learn.rows", rows, "data x fsdp x expert", mesh.rows),
+            ("learn.length", length, "context", mesh.context),
+        )
+        for name, size, axes, ways in split:
             if ways > 0 and size % ways:
-                problems.append(f"{name} = {size} cannot be split over data x fsdp x expert = {ways} devices evenly")
+                problems.append(
+                    f"{name} = {size} cannot be split over {axes} = {ways} devices evenly: change it or the mesh"
+                )
         return problems
 
 

@@ -21,7 +21,8 @@ from glm_jax.learn.accumulate import Setup, accumulate, micro, zeros
 from glm_jax.learn.batch import LearnBatch
 from glm_jax.learn.forward import LOGITS_AT_ONCE
 from glm_jax.learn.optimizer import DRAFT, Learner
-from glm_jax.model import draft
+from glm_jax.model import context, draft
+from glm_jax.model.chunks import chunked
 from glm_jax.model.heads import unembed
 from glm_jax.model.norms import wide
 from glm_jax.model.transformer import hidden_states
@@ -65,30 +66,27 @@ def _loss(params, tokens: Int[Array, "R C"], document_ids: Int[Array, "R C"], tr
     def run(params, tokens, document_ids, trainable):
         hidden = jax.lax.stop_gradient(hidden_states(params, model, tokens, document_ids)[0])
         drafted, kl = draft.unroll(params, model, tokens, hidden, document_ids, depth, train_indexer)
+
+        def of_columns(args):
+            """Overlap and cross-entropy [R, C, depth] of all drafts of the token that follows a column."""
+            hidden, drafted, following = args
+            target = jax.lax.stop_gradient(jax.nn.softmax(unembed(params, hidden).astype(wide(hidden.dtype))))
+            log_q = [jax.nn.log_softmax(unembed(params, m).astype(target.dtype)) for m in drafted]
+            said = [jnp.take_along_axis(each, following[..., None], axis=-1)[..., 0] for each in log_q]
+            return jnp.stack([_overlap(target, each) for each in log_q], -1), -jnp.stack(said, -1)
+
+        # The draft of depth j from column c is of token c + 2 + j, which the target predicts at column c + 1 + j.
+        drafted = [context.moved(m, step + 1) for step, m in enumerate(drafted)]
+        at_once = max(1, LOGITS_AT_ONCE // ((depth + 1) * tokens.shape[0] * model.vocab_size))
+        found = chunked(of_columns, (hidden, drafted, context.own(_left(tokens, 1))), at_once)
+        from_state = lambda x: jnp.stack([_left(x[..., step], step + 1) for step in range(depth)])
+        alpha, cross_entropy = (from_state(context.whole(x)) for x in found)
+        kept = jnp.sum(jnp.cumprod(alpha, axis=0), axis=0)
+        total = jnp.mean(cross_entropy, axis=0) if kind == "ce" else 1.0 - kept / depth
         counted = labelled(document_ids, trainable, depth)
-
-        def of_rows(args):
-            hidden, drafted, tokens, counted = args
-            target = jax.lax.stop_gradient(jax.nn.log_softmax(unembed(params, hidden).astype(wide(hidden.dtype))))
-            kept, total, overlap, length = 1.0, 0.0, 0.0, 1.0
-            for step in range(depth):
-                log_q = jax.nn.log_softmax(unembed(params, drafted[:, step]).astype(target.dtype))
-                alpha = _overlap(jnp.exp(_left(target, step + 1)), log_q)
-                kept = kept * alpha
-                overlap, length = overlap + alpha / depth, length + kept
-                label = _left(tokens, step + 2)[..., None]
-                total = total - jnp.take_along_axis(log_q, label, axis=-1)[..., 0] / depth
-            total = total if kind == "ce" else 1.0 - (length - 1.0) / depth
-            return jnp.stack([masked.total(x, counted) for x in (total, overlap, length)])
-
-        args = (hidden, drafted.swapaxes(0, 1), tokens, counted)
-        if 2 * tokens.size * model.vocab_size <= LOGITS_AT_ONCE:
-            sums = of_rows(args)
-        else:
-            one = lambda a: of_rows(jax.tree.map(lambda x: x[None], a))
-            sums = jnp.sum(jax.lax.map(jax.checkpoint(one), args), axis=0)
-        seen = jnp.stack([jnp.sum(counted), jnp.sum(document_ids > 0)]).astype(sums.dtype)
-        return jnp.concatenate([sums, seen, kl[None]])[None]
+        sums = [masked.total(x, counted) for x in (total, jnp.mean(alpha, axis=0), 1.0 + kept)]
+        seen = [jnp.sum(counted), jnp.sum(document_ids > 0), context.total(kl)]
+        return jnp.stack([x.astype(kl.dtype) for x in (*sums, *seen)])[None]
 
     on_rows = each_on_its_rows(run, params, model, layout.LEARN, (0, 0, 0), 0)
     total, overlap, length, count, held, kl = jnp.sum(on_rows(tokens, document_ids, trainable), axis=0)

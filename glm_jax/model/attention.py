@@ -162,7 +162,8 @@ def into_latent(p: Attention, q_nope: Float[Array, "B S H N"]) -> Float[Array, "
 
 def out_of_latent(p: Attention, x: Float[Array, "B S H R"]) -> Float[Array, "B S H U"]:
     """Values of what heads attended in the latent space."""
-    return jnp.einsum("bshr,hru->bshu", x, dense(p.v_b, x.dtype))
+    heads_first = jnp.einsum("hnr,hru->hnu", x.reshape(-1, *x.shape[2:]).swapaxes(0, 1), dense(p.v_b, x.dtype))
+    return heads_first.swapaxes(0, 1).reshape(*x.shape[:3], -1)
 
 
 def gathering(gather: Callable[[Int[Array, "B K"]], Float[Array, "B K RP"]]) -> Read:

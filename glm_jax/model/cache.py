@@ -8,9 +8,9 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 from flax import struct
-from jaxtyping import Array, Bool, Float, Int
+from jaxtyping import Array, Bool, Float, Int, Shaped
 
-from glm_jax.model import attention, indexer, kernels
+from glm_jax.model import attention, cache_row, indexer, kernels
 from glm_jax.model.attention import Attention
 from glm_jax.model.config import ModelConfig
 from glm_jax.model.heads import embed
@@ -25,7 +25,7 @@ from glm_jax.model.weights import Transformer
 FEW_QUERIES = 8  # of a row: up to here a step is a decode step, which reads cache rows as they are
 APART = 2048  # beyond so many columns a CPU scores the keys of each slot by itself: most see fewer than the longest
 AT_ONCE = 1 << 22  # numbers that a decode step may gather at once on a CPU
-DENSE_DECODE = 2  # decode scores all of DENSE_COLUMNS or less while they are at most so many times the selected ones
+DENSE_DECODE = 2  # decode scores all of DENSE_COLUMNS or less while they are at most so many times those it would read
 
 
 @struct.dataclass
@@ -36,7 +36,7 @@ class Caches:
     to itself. A latent row and its rope key stand side by side: a decode step gathers both with one read.
     """
 
-    row: Float[Array, "L P G RP"]  # latent ‖ rope key
+    row: cache_row.Rows  # [L, P, G, RP], or [L, P, G, 1, W] where the kernels read them
     index_key: Float[Array, "F P G X"]  # of the F computing layers
 
     @property
@@ -55,10 +55,9 @@ def init(config: ModelConfig, pages: int, columns: int) -> Caches:
 
 
 def empty(config: ModelConfig, layers: int, computing: int, pages: int, columns: int) -> Caches:
-    dtype = jnp.dtype(config.dtype)
     return Caches(
-        row=jnp.zeros((layers, pages, columns, config.row_dim), dtype),
-        index_key=jnp.zeros((computing, pages, columns, config.index_head_dim), dtype),
+        row=cache_row.empty(config, layers, pages, columns),
+        index_key=jnp.zeros((computing, pages, columns, config.index_head_dim), jnp.dtype(config.dtype)),
     )
 
 
@@ -81,7 +80,9 @@ class Place(NamedTuple):
     cos: Array
     sin: Array
 
-    def write(self, cache: Float[Array, "L P G C"], layer, new: Float[Array, "B S C"]) -> Float[Array, "L P G C"]:
+    def write(self, cache: Shaped[Array, "L P G *C"], layer, new: Shaped[Array, "B S *C"]) -> Shaped[Array, "L P G *C"]:
+        if cache_row.packed(cache):
+            return kernels.write_rows(cache, layer, self.page * cache.shape[2] + self.offset, new)
         if new.shape[:2] == (1, 1):
             # XLA turns a scatter of one row into a select over the whole cache; this stays one row.
             at = (layer, self.page[0, 0], self.offset[0, 0], 0)
@@ -90,14 +91,14 @@ class Place(NamedTuple):
             return jax.lax.dynamic_update_slice(cache, jnp.where(inside, new[None], old), at)
         return cache.at[layer, self.page, self.offset].set(new, mode="drop")
 
-    def read(self, cache: Float[Array, "L P G C"], layer, first: int | None = None) -> Float[Array, "B T C"]:
+    def read(self, cache: Shaped[Array, "L P G *C"], layer, first: int | None = None) -> Shaped[Array, "B T *C"]:
         """The first columns (default: all) of the rows' sequences."""
         if self.table is None:
             return cache[layer, :, :first]
         columns = cache.shape[2]
         pages = None if first is None else -(-first // columns)
         found = cache.at[layer, self.table[:, :pages]].get(mode="clip")
-        return found.reshape(found.shape[0], -1, found.shape[-1])[:, :first]
+        return found.reshape(found.shape[0], -1, *cache.shape[3:])[:, :first]
 
     def find(self, index: Int[Array, "B S K"], columns: int) -> tuple[Int[Array, "B S K"], Int[Array, "B S K"]]:
         """Pages of `columns` columns, and places in them, of columns of each row's sequence."""
@@ -111,6 +112,14 @@ def _find(table: Int[Array, "B N"] | None, column: Int[Array, "B ..."], columns:
     rows = column.shape[0]
     page = jnp.take_along_axis(table, (column // columns).reshape(rows, -1), axis=1, mode="clip")
     return page.reshape(column.shape), column % columns
+
+
+def gather(
+    config: ModelConfig, caches: Caches, table: Int[Array, "B N"] | None, layer, index: Int[Array, "B ..."]
+) -> Float[Array, "B ... RP"]:
+    """A layer's rows at these columns of each row's sequence."""
+    rows = caches.row.at[layer, *_find(table, index, caches.page)].get(mode="promise_in_bounds")
+    return cache_row.load(config, rows)
 
 
 def place(
@@ -135,8 +144,9 @@ def place(
 def no_selection(config: ModelConfig, place: Place) -> Selection:
     """What the first layer finds: never read where it computes one; it gives the carry its shape."""
     queries, columns = place.visible.shape[1:]
-    # Up to here scoring every column costs less than gathering the selected ones.
-    dense = DENSE_COLUMNS if queries > FEW_QUERIES else min(DENSE_COLUMNS, DENSE_DECODE * config.index_topk)
+    # Up to here scoring every column costs less than gathering the selected ones of each query.
+    reads = config.index_topk * queries
+    dense = DENSE_COLUMNS if queries > FEW_QUERIES else min(DENSE_COLUMNS, DENSE_DECODE * reads)
     if columns <= max(dense, config.index_topk):
         return Bits(pack(place.visible))
     shape = place.valid.shape
@@ -149,7 +159,7 @@ def attend(config: ModelConfig, place: Place, kind: LayerKind, p: Attention, x, 
     columns, queries = place.visible.shape[2], x.shape[1]
     c_q = attention.query_latent(p, config, x)
     q_nope, q_rope = attention.queries(p, config, c_q, place.cos, place.sin)
-    row = attention.rows(p, config, x, place.cos, place.sin)
+    row = cache_row.store(config, attention.rows(p, config, x, place.cos, place.sin))
     caches = state.caches.replace(row=place.write(state.caches.row, number, row))
     selection = state.selection
     if kind.full and columns > config.index_topk:
@@ -158,7 +168,11 @@ def attend(config: ModelConfig, place: Place, kind: LayerKind, p: Attention, x, 
         index_q, index_w = indexer.queries(p.indexer, config, x, c_q, place.cos, place.sin)
         keys, as_bits = (caches.index_key, full_number), isinstance(selection, Bits)
         selection = _choose(config, place, index_q, index_w, keys, as_bits)
-    if isinstance(selection, Indices):
+    if isinstance(selection, Indices) and cache_row.packed(caches.row):
+        q, found = (attention.into_latent(p, q_nope), q_rope), (selection.index, selection.count)
+        out = kernels.attend_paged(*q, caches.row, number, place.table, *found, config.softmax_scale)
+        out = attention.out_of_latent(p, out)
+    elif isinstance(selection, Indices):
         where = place.find(selection.index, caches.page)
         gather = lambda where, _: caches.row.at[number, *where].get(mode="promise_in_bounds")
         read = lambda query: attention.gathering(partial(gather, query[0]))(query[1])
@@ -171,7 +185,7 @@ def attend(config: ModelConfig, place: Place, kind: LayerKind, p: Attention, x, 
         out, _ = attention.absorbed(p, config, *args, read)
         out = out.reshape(*place.valid.shape, *out.shape[2:])
     else:
-        kv, mask = place.read(caches.row, number), mask_of(selection, columns)
+        kv, mask = cache_row.load(config, place.read(caches.row, number)), mask_of(selection, columns)
         if queries > FEW_QUERIES:
             out, _ = attention.expanded(p, config, q_nope, q_rope, kv, mask)
         else:
@@ -183,7 +197,7 @@ def _choose(config: ModelConfig, place: Place, index_q, index_w, keys, as_bits: 
     """What new tokens select, by the index keys of a layer in (cache, layer)."""
     choose = partial(indexer.choose, top_k=config.index_topk, trained=False, as_bits=as_bits)
     rows, queries, columns = place.visible.shape
-    if kernels.wanted() and queries <= FEW_QUERIES and not as_bits and _serves(place, keys[0].shape[2]):
+    if kernels.select_from_caches(keys[0].shape[2]) and queries <= FEW_QUERIES and not as_bits:
         last = jnp.sum(place.visible, axis=-1, dtype=jnp.int32)
         return Indices(*kernels.select_paged(index_q, index_w, *keys, place.table, last, config.index_topk))
     if not on_cpu() or queries > FEW_QUERIES or rows == 1 or columns <= APART:
@@ -196,11 +210,6 @@ def _choose(config: ModelConfig, place: Place, index_q, index_w, keys, as_bits: 
     table = jnp.arange(rows)[:, None] if place.table is None else place.table
     found = jax.lax.map(one_row, (index_q, index_w, place.visible, table))
     return jax.tree.map(lambda a: a[:, 0], found)
-
-
-def _serves(place: Place, page: int) -> bool:
-    """Whether the kernel for pages takes them: a power of two of columns, 16 or more."""
-    return place.table is not None and page >= 16 and page & (page - 1) == 0
 
 
 def extend(

@@ -16,7 +16,7 @@ import jax.numpy as jnp
 from flax import struct
 from jaxtyping import Array, Float, Int
 
-from glm_jax.model import attention, cache, rows
+from glm_jax.model import attention, cache, context, rows
 from glm_jax.model.cache import Caches, CacheState
 from glm_jax.model.config import ModelConfig
 from glm_jax.model.heads import embed, unembed
@@ -48,23 +48,25 @@ class Drafts:
 def forward(
     params: Transformer,
     config: ModelConfig,
-    tokens: Int[Array, "B S"],
+    tokens: Int[Array, "B T"],
     hidden: Float[Array, "B S D"],
-    document_ids: Int[Array, "B S"],
+    document_ids: Int[Array, "B T"],
     trace: bool = False,
 ) -> DraftOutput:
     """Draft logits over whole rows: `tokens[b, j]` is the token that follows the state `hidden[b, j]`.
 
-    Depth d + 1 is the same call with depth d's `hidden` and the tokens one further.
+    Depth d + 1 is the same call with depth d's `hidden` and the tokens one further. Where several devices share a row,
+    states and logits are of the own columns.
     """
     view = rows.look(document_ids, config, rows.by_kernels(tokens.shape[1], config, trace))
     selecting = tokens.shape[1] > config.index_topk or trace
-    state = rows.nothing_carried(tokens.shape, config, selecting, train_indexer=False)
+    state = rows.nothing_carried(view, config, selecting, train_indexer=False)
 
     def attend(kind, p, x, state, numbers):
         return rows.attend(p, config, x, view, state, selecting)
 
-    m, state, seen = _run(params, config, DRAFT_KIND, tokens, hidden, view.valid, state, attend, trace)
+    following = context.own(tokens)
+    m, state, seen = _run(params, config, DRAFT_KIND, following, hidden, view.valid, state, attend, trace)
     output = DraftOutput(unembed(params, m), m)
     if not trace:
         return output
@@ -75,9 +77,9 @@ def forward(
 def unroll(
     params: Transformer,
     config: ModelConfig,
-    tokens: Int[Array, "B S"],
+    tokens: Int[Array, "B T"],
     hidden: Float[Array, "B S D"],
-    document_ids: Int[Array, "B S"],
+    document_ids: Int[Array, "B T"],
     depth: int,
     train_indexer: bool = False,
 ) -> tuple[Float[Array, "depth B S D"], Float[Array, ""]]:
@@ -86,14 +88,15 @@ def unroll(
     `hidden[b, j]` is the target's state of column j. m[d, b, j], of d drafts before, predicts the token at column
     j + 2 + d; it means something where that is in the document of column j. As in `propose` with a shared selection,
     steps from 1 on read the keys and the selection of step 0, so they see rows of true states alone. Also returns the
-    KL sum of the layer's indexer (0 without `train_indexer`).
+    KL sum of the layer's indexer (0 without `train_indexer`). Where several devices share a row, states and results are
+    of the own columns.
     """
     columns = tokens.shape[1]
     kernels = rows.by_kernels(columns, config, trace=False, train_indexer=train_indexer)
     view = rows.look(document_ids, config, kernels)
     selecting = columns > config.index_topk or train_indexer
-    carried = rows.nothing_carried(tokens.shape, config, selecting, train_indexer)
-    position = jnp.arange(columns) - view.first
+    carried = rows.nothing_carried(view, config, selecting, train_indexer)
+    position = view.column - view.first
     made, m, kv = [], hidden, None
     for step in range(depth):
         cos, sin = rope_tables(position + step, config.qk_rope_head_dim, config.rope_theta, jnp.dtype(config.dtype))
@@ -101,12 +104,12 @@ def unroll(
 
         def attend(kind, p, x, state, numbers, at=at, kv=kv, first=step == 0):
             carried, _ = state
-            kv = attention.rows(p, config, x, at.cos, at.sin) if first else kv
+            kv = context.whole(attention.rows(p, config, x, at.cos, at.sin)) if first else kv
             kl_weight = 1.0 if train_indexer and first else None
             out, carried = rows.attend(p, config, x, at, carried, first and selecting, kl_weight, kv)
             return out, (carried, kv)
 
-        following = jnp.pad(tokens[:, step + 1 :], ((0, 0), (0, step + 1)))
+        following = context.own(jnp.pad(tokens[:, step + 1 :], ((0, 0), (0, step + 1))))
         m, (carried, kv), _ = _run(params, config, DRAFT_KIND, following, m, view.valid, (carried, kv), attend)
         made.append(m)
     return jnp.stack(made), carried.kl
@@ -126,18 +129,14 @@ def extend(
     start: Int[Array, "B"],
     count: Int[Array, "B"],
     table: Int[Array, "B N"] | None = None,
-    selection: Indices | None = None,
 ) -> tuple[Float[Array, "B S D"], Caches, Selection]:
     """Runs `count` draft rows per slot, the first at column `start`; arguments as in `forward` and `cache.extend`.
 
-    With `selection` the layer's indexer does not run and writes no keys: the rows attend to that. Returns m, the cache
-    and the selection.
+    Returns m, the cache and the selection.
     """
     at = cache.place(config, caches, tokens.shape[1], start, count, table)
-    kind = DRAFT_KIND._replace(full=selection is None)
-    state = CacheState(cache.no_selection(config, at) if selection is None else selection, caches)
-    attend = partial(cache.attend, config, at)
-    m, state, _ = _run(params, config, kind, tokens, hidden, at.valid, state, attend)
+    state = CacheState(cache.no_selection(config, at), caches)
+    m, state, _ = _run(params, config, DRAFT_KIND, tokens, hidden, at.valid, state, partial(cache.attend, config, at))
     return m, state.caches, state.selection
 
 
@@ -156,11 +155,10 @@ def propose(
     """Drafts `depth` tokens, after ingesting `count` rows whose tokens the target has accepted.
 
     Step 0 runs the accepted rows; the last one's logits give the first draft, by `pick(step, logits)` (default: the
-    most probable token). Each later step adds one row. With
-    `config.index_share_for_mtp_iteration` later steps attend to what the last accepted row selected, unchanged; the
-    rows they add are then seen by nobody, not even by themselves. Drafted rows are overwritten when the next round
-    ingests what was accepted; those beyond the cache's last column are lost. Of a slot with count 0 nothing is written,
-    and its drafts mean nothing.
+    most probable token). Each later step runs one row more. With `config.index_share_for_mtp_iteration` those attend to
+    what the last accepted row selected, read once: nobody sees them, not even they themselves, and they leave nothing
+    in the cache. Otherwise their rows are overwritten when the next round ingests what was accepted; those beyond the
+    cache's last column are lost. Of a slot with count 0 nothing is written, and its drafts mean nothing.
     """
     last = jnp.maximum(count - 1, 0)
     columns = caches.page * (1 if table is None else table.shape[1])
@@ -173,18 +171,43 @@ def propose(
 
     m, caches, selection = extend(params, config, caches, tokens, hidden, start, count, table)
     m, chosen = at_last(m), indices_of(jax.tree.map(at_last, selection))
-    shared = chosen if config.index_share_for_mtp_iteration else None
-    one_more = (count > 0).astype(count.dtype)
     logits, used = [unembed(params, m)[:, 0]], [chosen]
     drafted = [pick(0, logits[0]).astype(jnp.int32)]
+    shared, more = config.index_share_for_mtp_iteration, (count > 0).astype(count.dtype)
+    kv = cache.gather(config, caches, table, 0, chosen.index[:, 0]) if shared and depth > 1 else None
     for step in range(1, depth):
-        column = start + count + step - 1
-        m, caches, selection = extend(params, config, caches, drafted[-1][:, None], m, column, one_more, table, shared)
-        used.append(indices_of(selection))
+        one, column = drafted[-1][:, None], start + count + step - 1
+        if shared:
+            m = _over(params, config, kv, chosen, one, m, column, more)
+        else:
+            m, caches, selection = extend(params, config, caches, one, m, column, more, table)
+        used.append(chosen if shared else indices_of(selection))
         logits.append(unembed(params, m)[:, 0])
         drafted.append(pick(step, logits[-1]).astype(jnp.int32))
     selections = [(s.index[:, 0], s.count[:, 0]) for s in used]
     return Drafts(jnp.stack(drafted, 1), jnp.stack(logits, 1), selections), caches
+
+
+def _over(
+    params: Transformer,
+    config: ModelConfig,
+    kv: Float[Array, "B K RP"],
+    chosen: Indices,
+    token: Int[Array, "B 1"],
+    hidden: Float[Array, "B 1 D"],
+    column: Int[Array, "B"],
+    count: Int[Array, "B"],
+) -> Float[Array, "B 1 D"]:
+    """m of a draft row per slot that attends to these cache rows, as many of them as were chosen."""
+    tables = rope_tables(column[:, None], config.qk_rope_head_dim, config.rope_theta, jnp.dtype(config.dtype))
+
+    def attend(kind, p, x, state, numbers):
+        q = attention.queries(p, config, attention.query_latent(p, config, x), *tables)
+        out, _ = attention.absorbed(p, config, *q, chosen, attention.gathering(lambda index: kv))
+        return attention.output(p, out), state
+
+    kind, valid = DRAFT_KIND._replace(full=False), (count > 0)[:, None]
+    return _run(params, config, kind, token, hidden, valid, None, attend)[0]
 
 
 def _run(params: Transformer, config: ModelConfig, kind, tokens, hidden, valid, state, attend, trace: bool = False):

@@ -1,8 +1,8 @@
 """The routed experts' MLPs: each token visits its k experts, and only those are computed.
 
 On a CPU, tokens are laid out expert by expert in blocks (a counting sort by cumulative sum, no sort) and a loop runs
-over the blocks in use, so its cost follows k, not E; a token that comes alone visits its experts one by one. Elsewhere
-the same layout with blocks of one row feeds `jax.lax.ragged_dot`.
+over the blocks in use, so its cost follows k, not E; a few tokens, no more than a block, go to their experts as they
+are. Elsewhere the same layout with blocks of one row feeds `jax.lax.ragged_dot`.
 """
 
 from __future__ import annotations
@@ -16,6 +16,8 @@ from jaxtyping import Array, Bool, Float, Int
 from glm_jax.model.norms import linear
 from glm_jax.model.quantised import Quantised, dense
 from glm_jax.model.target import on_cpu
+
+FEW = 8  # tokens: of up to so many no block is made on a CPU
 
 
 class Layout(NamedTuple):
@@ -44,12 +46,8 @@ def routed_mlp(
         gate_up = dense(gate_up, x.dtype).reshape(*gate_up.shape[:2], -1)
         down = dense(down, x.dtype)
     if on_cpu():
-        if x.shape[0] == 1:
-            return _one_token(x, expert, weight, valid, gate_up, down)
-        plan = layout(expert, valid, experts, block_size(expert, experts))
-        if on_the_way:
-            return combine(_blocked_rows(x, gate_up, down, plan, keep_hidden=False)[0], weight, plan.place)
-        return _blocked(x, weight, gate_up, down, plan)
+        arguments = (x, expert, weight, valid, gate_up, down)
+        return (_blocked_mlp if on_the_way else _blocked)(*arguments)
     plan = layout(expert, valid, experts, 1)
     hidden = jax.lax.ragged_dot(take_rows(x, plan.token), gate_up, plan.count)
     gate, up = jnp.split(hidden, 2, axis=-1)
@@ -64,12 +62,29 @@ def _mlp(x: Float[Array, "n D"], e, gate_up, down):
     return linear(jax.nn.silu(gate) * up, down), hidden
 
 
-def _one_token(x, expert, weight, valid, gate_up, down):
-    """A single token's experts all differ, so that no block would hold two rows."""
-    out = jnp.zeros_like(x)
-    for i in range(expert.shape[1]):
-        out = out + weight[:, i, None].astype(x.dtype) * _mlp(x, expert[0, i], gate_up, down)[0]
-    return jnp.where(valid[:, None], out, 0)
+def _few_tokens(x, expert, weight, valid, gate_up, down):
+    """Experts run all of a few tokens: no more rows than a block, and nothing is sorted."""
+    (tokens, k), experts = expert.shape, down.shape[0]
+    all_of_them = experts <= (tokens + 1) * k and not isinstance(down, Quantised)
+    if tokens == 1 and not all_of_them:
+        mlps = [weight[:, i, None].astype(x.dtype) * _mlp(x, expert[0, i], gate_up, down)[0] for i in range(k)]
+        return jnp.where(valid[:, None], sum(mlps), 0)
+    goes = (expert[..., None] == jnp.arange(experts)) & valid[:, None, None]
+    share_ExN = jnp.sum(jnp.where(goes, weight[..., None], 0), axis=1).T.astype(x.dtype)
+    if all_of_them:
+        # Most are visited, and one product over all of them copies no weights.
+        hidden = jnp.einsum("end,edf->enf", jnp.broadcast_to(x, (experts, *x.shape)), gate_up)
+        gate, up = jnp.split(hidden, 2, axis=-1)
+        y = jnp.einsum("enf,efd->end", jax.nn.silu(gate) * up, down)
+        return jnp.sum(jnp.where(share_ExN[..., None] == 0, 0, share_ExN[..., None] * y), axis=0)
+    visited = jnp.any(goes, axis=(0, 1))
+    order = jnp.argsort(~visited)
+
+    def body(i, out):
+        own = share_ExN[order[i], :, None]
+        return out + jnp.where(own == 0, 0, own * _mlp(x, order[i], gate_up, down)[0])
+
+    return jax.lax.fori_loop(0, jnp.sum(visited), body, jnp.zeros_like(x))
 
 
 def block_size(expert, experts: int) -> int:
@@ -109,10 +124,19 @@ def combine(y: Float[Array, "P D"], weight, place: Int[Array, "N k"]) -> Float[A
     return out
 
 
-@jax.custom_vjp
-def _blocked(x, weight, gate_up, down, plan: Layout):
-    y, _ = _blocked_rows(x, gate_up, down, plan, keep_hidden=False)
-    return combine(y, weight, plan.place)
+def _blocked_mlp(x, expert, weight, valid, gate_up, down):
+    if x.shape[0] <= FEW:
+        return _few_tokens(x, expert, weight, valid, gate_up, down)
+    plan = _blocks(expert, valid, down)
+    return combine(_blocked_rows(x, gate_up, down, plan, keep_hidden=False)[0], weight, plan.place)
+
+
+def _blocks(expert, valid, down) -> Layout:
+    experts = down.shape[0]
+    return layout(expert, valid, experts, block_size(expert, experts))
+
+
+_blocked = jax.custom_vjp(_blocked_mlp)
 
 
 def _blocked_rows(x, gate_up, down, plan: Layout, keep_hidden: bool):
@@ -131,7 +155,8 @@ def _blocked_rows(x, gate_up, down, plan: Layout, keep_hidden: bool):
     return y.reshape(-1, x.shape[1]), hidden
 
 
-def _blocked_fwd(x, weight, gate_up, down, plan):
+def _blocked_fwd(x, expert, weight, valid, gate_up, down):
+    plan = _blocks(expert, valid, down)
     y, hidden = _blocked_rows(x, gate_up, down, plan, keep_hidden=True)
     return combine(y, weight, plan.place), (x, weight, gate_up, down, plan, y, hidden)
 
@@ -160,7 +185,7 @@ def _blocked_bwd(residuals, d_out):
     d_rows, d_gate_up, d_down = jax.lax.fori_loop(0, plan.used, body, carry)
     d_rows = d_rows.reshape(-1, x.shape[1])
     d_x = sum(take_rows(d_rows, plan.place[:, i]) for i in range(weight.shape[1]))
-    return d_x, d_weight, d_gate_up, d_down, None
+    return d_x, None, d_weight, None, d_gate_up, d_down
 
 
 _blocked.defvjp(_blocked_fwd, _blocked_bwd)

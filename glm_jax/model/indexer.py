@@ -20,6 +20,7 @@ from glm_jax.model.selection import Bits, Indices, Selection, indices, live, pac
 from glm_jax.model.target import on_cpu
 from glm_jax.model.tree import Leaf
 
+_TOGETHER = 8  # queries of a row whose heads are scored by one product on a CPU
 _UNROLL_HEADS = 8  # up to here index heads are scored in a Python loop, beyond in a scan
 SCORES = 1 << 19  # selected from at once on a CPU
 FEWEST_COLUMNS = 512  # half of the columns are scored alone, where no query sees beyond, but never fewer than these
@@ -70,6 +71,10 @@ def scores(q: Float[Array, "B S J X"], w: Float[Array, "B S J"], k: Float[Array,
     if q.shape[1] == 1:  # decode: one product for all heads, keys major
         dots = jax.nn.relu(jnp.einsum("btx,bjx->btj", k, q[:, 0]))
         return jnp.einsum("btj,bj->bt", dots, w[:, 0])[:, None]
+    if q.shape[1] <= _TOGETHER and on_cpu():  # draft rows: one product for all heads of all queries
+        dots = jnp.einsum("bqx,btx->bqt", q.reshape(q.shape[0], -1, q.shape[3]), k)
+        dots = jax.nn.relu(dots).reshape(*w.shape, -1)
+        return sum(w[..., j, None] * dots[:, :, j] for j in range(w.shape[2]))
 
     def add_head(total, head):
         q_head, w_head = head  # [B, S, X], [B, S]

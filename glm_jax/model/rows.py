@@ -1,4 +1,11 @@
-"""Attention over whole rows of documents, in chunks of queries: what training and `forward` run."""
+"""Attention over whole rows of documents, in chunks of queries: what training and `forward` run.
+
+Where several devices share a row (model/context.py), S counts a device's own columns and T those of the row: queries
+and all that is made of them are its own, keys are the row's. What crosses is, per token of the row, an index key (X
+numbers, in layers that compute a selection) and a cache row (R + P numbers), one for all heads: 256 and 1,152 bytes of
+GLM-5.2 in bfloat16. Gradients come back the same way. All cache rows cross, not the selected ones alone: thousands of
+queries that select 2048 tokens each leave out nearly none between them.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +17,7 @@ import jax.numpy as jnp
 from flax import struct
 from jaxtyping import Array, Bool, Float, Int
 
-from glm_jax.model import attention, indexer, kernels
+from glm_jax.model import attention, context, indexer, kernels
 from glm_jax.model.attention import Attention
 from glm_jax.model.chunks import chunked
 from glm_jax.model.config import ModelConfig
@@ -25,9 +32,11 @@ class Visibility(NamedTuple):
     """Who sees whom in a batch of rows, and where each token stands in its document."""
 
     document: Int[Array, "B S"]
+    column: Int[Array, "B S"]
     first: Int[Array, "B S"]  # the column at which a token's document begins, where documents stand in one piece
     cos: Array
     sin: Array
+    documents: Int[Array, "B T"]  # of all columns
     kernels: bool  # attention goes by the Pallas kernels; they want documents in one piece
 
     @property
@@ -35,10 +44,12 @@ class Visibility(NamedTuple):
         return self.document > 0
 
 
-def look(document_ids: Int[Array, "B S"], config: ModelConfig, by_kernels: bool = False) -> Visibility:
-    position = positions(document_ids)
+def look(documents: Int[Array, "B T"], config: ModelConfig, by_kernels: bool = False) -> Visibility:
+    """What this device's tokens see, from the document ids of whole rows."""
+    column = jnp.broadcast_to(jnp.arange(documents.shape[1]), documents.shape)
+    position, document, column = context.own((positions(documents), documents, column))
     cos, sin = rope_tables(position, config.qk_rope_head_dim, config.rope_theta, jnp.dtype(config.dtype))
-    return Visibility(document_ids, jnp.arange(position.shape[1]) - position, cos, sin, by_kernels)
+    return Visibility(document, column, column - position, cos, sin, documents, by_kernels)
 
 
 @struct.dataclass
@@ -49,10 +60,10 @@ class Carried:
     kl: Float[Array, ""]  # Σ over layers and tokens of KL(attention ‖ indexer), mean over the layers a selection serves
 
 
-def nothing_carried(shape: tuple[int, int], config: ModelConfig, selecting: bool, train_indexer: bool) -> Carried:
+def nothing_carried(view: Visibility, config: ModelConfig, selecting: bool, train_indexer: bool) -> Carried:
     """What the first layer finds."""
     return Carried(
-        _no_selection(shape, config, train_indexer) if selecting else None, jnp.zeros((), wide(jnp.dtype(config.dtype)))
+        _no_selection(view, config, train_indexer) if selecting else None, jnp.zeros((), wide(jnp.dtype(config.dtype)))
     )
 
 
@@ -65,10 +76,11 @@ def by_kernels(columns: int, config: ModelConfig, trace: bool, train_indexer: bo
     return kernels.wanted() and not _dense(columns, config) and not trace and not train_indexer
 
 
-def _no_selection(shape, config: ModelConfig, train_indexer: bool) -> Selection:
+def _no_selection(view: Visibility, config: ModelConfig, train_indexer: bool) -> Selection:
     """What layer 0 finds: never read, since layer 0 computes; it gives the scans' carry its shape."""
-    dense = _dense(shape[1], config)
-    size = (*shape, shape[1] if dense else config.index_topk)
+    shape, columns = view.document.shape, view.documents.shape[1]
+    dense = _dense(columns, config)
+    size = (*shape, columns if dense else config.index_topk)
     log_q = jnp.zeros(size, wide(config.dtype)) if train_indexer else None
     if dense:
         return Bits(pack(jnp.zeros(size, bool)), log_q)
@@ -92,32 +104,31 @@ def attend(
     state: Carried,
     compute: bool,
     kl_weight: Float[Array, ""] | float | None = None,
-    kv: Float[Array, "B S RP"] | None = None,
+    kv: Float[Array, "B T RP"] | None = None,
 ) -> tuple[Float[Array, "B S D"], Carried]:
     """Attention of a layer over whole rows, in chunks of queries; it computes a selection, or takes the carried one.
 
-    kl_weight: of this layer in the indexer's loss; None where the indexer is not trained. kv: cache rows to attend to
-    instead of those of `x`.
+    kl_weight: of this layer in the indexer's loss; None where the indexer is not trained. kv: cache rows of all columns
+    to attend to instead of those of `x`.
     """
     train_indexer = kl_weight is not None
-    columns, sparse = x.shape[1], x.shape[1] > config.index_topk
-    dense = _dense(columns, config)
+    columns = view.documents.shape[1]
+    sparse, dense = columns > config.index_topk, _dense(columns, config)
     c_q = attention.query_latent(p, config, x)
     q_nope, q_rope = attention.queries(p, config, c_q, view.cos, view.sin)
-    kv = attention.rows(p, config, x, view.cos, view.sin) if kv is None else kv
-    per_query = {"q_nope": q_nope, "q_rope": q_rope, "document": view.document}
-    per_query["column"] = jnp.broadcast_to(jnp.arange(columns), view.document.shape)
+    kv = context.whole(attention.rows(p, config, x, view.cos, view.sin)) if kv is None else kv
+    per_query = {"q_nope": q_nope, "q_rope": q_rope, "document": view.document, "column": view.column}
     if compute:
         # The indexer learns from its own loss alone, and the model from its own: no gradient crosses.
         x_in, c_in = jax.lax.stop_gradient(x), jax.lax.stop_gradient(c_q)
         per_query["index_q"], per_query["index_w"] = indexer.queries(p.indexer, config, x_in, c_in, view.cos, view.sin)
-        index_k = indexer.keys(p.indexer, x_in, view.cos, view.sin)
+        index_k = context.whole(indexer.keys(p.indexer, x_in, view.cos, view.sin))
     elif state.selection is not None:
         per_query["selection"] = state.selection
     if view.kernels:
         selection = state.selection
         if compute:
-            last = jnp.where(view.valid, per_query["column"] + 1, 0)
+            last = jnp.where(view.valid, view.column + 1, 0)
             index_q, index_w = per_query["index_q"], per_query["index_w"]
             selection = Indices(*kernels.select(index_q, index_w, index_k, view.first, last, config.index_topk))
         latent, k_rope = jnp.split(kv, [config.kv_lora_rank], axis=-1)
@@ -126,7 +137,7 @@ def attend(
         return attention.output(p, attention.out_of_latent(p, out)), state.replace(selection=selection)
 
     def chunk(q):
-        mask = attention.visible(q["document"], view.document, q["column"][0])
+        mask = attention.visible(q["document"], view.documents, q["column"][0])
         selection = q.get("selection")
         if compute:
             q_and_w, keys = (q["index_q"], q["index_w"]), lambda first: index_k[:, :first]

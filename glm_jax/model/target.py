@@ -13,13 +13,14 @@ from jax.sharding import Mesh
 
 class Target(NamedTuple):
     platform: str  # "tpu", "gpu", "cpu"
-    mesh: Mesh | None = None  # that batch rows and heads are split over, by these axes
+    mesh: Mesh | None = None  # that slots and heads are split over, by these axes
     rows: tuple[str, ...] = ()
     heads: tuple[str, ...] = ()
     # Where each device works on its own rows (sharding/manual.py):
     experts: str | None = None  # the axis that the experts are split over
     widths: tuple[str, ...] = ()  # and the axes that split each of them
     gather: Callable[[Any, Any], Any] | None = None  # makes a parameter whole, given its declaration
+    context: str | None = None  # the axis that the columns of rows are split over
 
 
 _target: ContextVar[Target | None] = ContextVar("target", default=None)

@@ -6,7 +6,7 @@ import jax.numpy as jnp
 from flax import struct
 from jaxtyping import Array, Bool, Float, Int
 
-from glm_jax.model import rows
+from glm_jax.model import context, rows
 from glm_jax.model.config import ModelConfig
 from glm_jax.model.draft import DraftOutput
 from glm_jax.model.draft import forward as draft_forward
@@ -32,21 +32,26 @@ class Output:
 def hidden_states(
     params: Transformer,
     config: ModelConfig,
-    tokens: Int[Array, "B S"],
-    document_ids: Int[Array, "B S"],
+    tokens: Int[Array, "B T"],
+    document_ids: Int[Array, "B T"],
     trace: bool = False,
     train_indexer: bool = False,
 ) -> tuple[Float[Array, "B S D"], Carried, list]:
-    """The states after the final norm, with what was carried and, if asked, the trace."""
+    """The states after the final norm, with what was carried and, if asked, the trace.
+
+    Where several devices share a row, each is given all of it and has the states of its own columns (model/context.py);
+    documents must stand in one piece then, if attention goes by kernels.
+    """
     by_kernels = rows.by_kernels(tokens.shape[1], config, trace, train_indexer)
-    if by_kernels:
+    sorts = by_kernels and context.ways() == 1
+    if sorts:
         # Documents in one piece, padding last: the identity for packed rows.
         order = jnp.argsort(jnp.where(document_ids > 0, document_ids, jnp.iinfo(jnp.int32).max), axis=1, stable=True)
         tokens, document_ids = (jnp.take_along_axis(a, order, axis=1) for a in (tokens, document_ids))
     view = rows.look(document_ids, config, by_kernels)
-    x = embed(params, tokens, view.valid, config.dtype)
+    x = embed(params, context.own(tokens), view.valid, config.dtype)
     selecting = tokens.shape[1] > config.index_topk or trace or train_indexer
-    state = rows.nothing_carried(tokens.shape, config, selecting, train_indexer)
+    state = rows.nothing_carried(view, config, selecting, train_indexer)
     kl_weights = jnp.asarray(rows.kl_weights(config), state.kl.dtype)
 
     def attend(kind, p, x, state, numbers):
@@ -55,7 +60,7 @@ def hidden_states(
 
     x, state, traced = run_layers(params, config, x, view.valid, state, attend, trace)
     x = rms_norm(x, params.norm, config.rms_norm_eps)
-    if by_kernels:
+    if sorts:
         x = jnp.take_along_axis(x, jnp.argsort(order, axis=1)[..., None], axis=1)
     return x, state, traced
 

@@ -42,22 +42,25 @@ def _changes(config: RunConfig, parts: dict[str, float], with_remat: float) -> I
     """Changes and the bytes that each saves, the mildest first."""
     if with_remat < parts["activations"]:
         yield "model.changes.remat=True", parts["activations"] - with_remat
-    ways, rollout, learn = config.mesh.rows, config.rollout, config.learn
+    mesh, rollout, learn = config.mesh, config.rollout, config.learn
     for factor in (2, 4, 8, 16):
         less = 1 - 1 / factor
-        if learn.rows % (factor * ways) == 0:
+        if learn.rows % (factor * mesh.rows) == 0:
             yield (
                 f"learn.rows={learn.rows // factor} with learn.micro_batches={learn.micro_batches * factor}",
                 parts["activations"] * less,
             )
-        if rollout.slots % (factor * ways) == 0:
+        if rollout.slots % (factor * mesh.slots) == 0:
             yield f"rollout.slots={rollout.slots // factor}", parts["caches"] * less
         if rollout.window % factor == 0:
             yield f"rollout.window={rollout.window // factor}", parts["caches"] * less
-        more = dataclasses.replace(config.mesh, fsdp=config.mesh.fsdp * factor)
-        if rollout.slots % more.rows == 0 and learn.rows % more.rows == 0:
-            split = ("weights", "optimizer", "critic", "caches", "activations")
-            yield f"mesh.fsdp={more.fsdp} on {factor} times the devices", sum(parts[name] for name in split) * less
+        for axis in ("fsdp", "context"):
+            size = factor * getattr(mesh, axis)
+            more = dataclasses.replace(mesh, **{axis: size})
+            left = rollout.slots % more.slots, learn.rows % more.rows, learn.length % more.context
+            if not any(left) and not more.check():
+                split = ("weights", "optimizer", "critic", "caches", "activations")
+                yield f"mesh.{axis}={size} on {factor} times the devices", sum(parts[name] for name in split) * less
 
 
 def roofline(phases: dict[str, dict], tflops: float, hbm_gb_s: float, link_gb_s: float) -> dict[str, dict[str, float]]:

@@ -34,7 +34,7 @@ class Cost:
     cycles: float = 0.0  # the TPU compiler's own estimate
     collectives: Counter = field(default_factory=Counter)  # (kind, axes) -> bytes that leave or reach a device
     calls: Counter = field(default_factory=Counter)  # (kind, axes) -> how many
-    uncounted: set[str] = field(default_factory=set)  # kernels whose operations nobody told
+    uncounted: set[str] = field(default_factory=set)  # kernels whose operations (on a GPU: and reads) nobody told
 
     def add(self, other: Cost, times: float) -> None:
         self.flops += times * other.flops
@@ -138,6 +138,11 @@ class _Reader:
             return 2 * result
         if op in _UPDATES:
             return 2 * where.hbm_bytes(instruction.operands[_UPDATES[op]])
+        told = re.search(r'"bytes_accessed":"?(\d+)', instruction.attributes)
+        if op == "custom-call" and told:
+            return int(told[1])
+        if 'custom_call_target="__gpu$' in instruction.attributes:
+            return result  # which rows a kernel gathers from its operands the program does not say
         if op != "fusion":
             return sum(map(where.hbm_bytes, instruction.operands)) + (0 if op.endswith("-start") else result)
         return self._bytes_of_fusion(where, instruction, result)

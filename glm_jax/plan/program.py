@@ -66,8 +66,8 @@ def on_one_device(leaf: jax.ShapeDtypeStruct) -> int:
 def activation_bytes(program: Program, config: RunConfig, remat: bool = False) -> int:
     """Of one device: what the policy's forward pass keeps of a micro-batch for its backward pass.
 
-    By the traced program's shapes, parameters apart, divided evenly among the devices that split the rows; with `remat`
-    as if the model recomputed its layers.
+    By the traced program's shapes, parameters apart, divided evenly among the devices that split the rows and their
+    columns; with `remat` as if the model recomputed its layers.
     """
     model = dataclasses.replace(program.model, remat=program.model.remat or remat)
     setup = Setup(model, config.learn, config.rollout.temperature, config.rollout.top_p)
@@ -82,4 +82,4 @@ def activation_bytes(program: Program, config: RunConfig, remat: bool = False) -
     with layout.tracing_for(program.mesh):
         jaxpr = jax.make_jaxpr(kept)(params, batch.tokens, batch.document_ids).jaxpr
     made = {v for v in jaxpr.outvars if isinstance(v, core.Var)} - set(jaxpr.invars)
-    return sum(v.aval.size * v.aval.dtype.itemsize for v in made) // config.mesh.rows
+    return sum(v.aval.size * v.aval.dtype.itemsize for v in made) // config.mesh.slots

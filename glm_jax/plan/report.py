@@ -130,5 +130,5 @@ def _phase(name: str, cost: dict, seconds: dict) -> list[str]:
     for row in cost["collectives"]:
         lines.append(f"  {row['kind']:<20} {row['axes']:<22} {row['calls']:8.0f} calls {row['bytes'] / 1e6:12.3f} MB")
     if cost["uncounted"]:
-        lines.append(f"  operations of {', '.join(cost['uncounted'])} are not counted")
+        lines.append(f"  operations of {', '.join(cost['uncounted'])} are not counted, nor what kernels of a GPU read")
     return lines

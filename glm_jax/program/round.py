@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Callable
 from functools import partial
 
@@ -143,16 +144,19 @@ def build(
 
 
 def _check_rows(rollout: RolloutConfig, config: LearnConfig, mesh: Mesh, shards: int) -> None:
-    ways = 1
-    for axis in layout.ROWS:
-        ways *= mesh.shape[axis]
-    sizes = {"rollout.slots": rollout.slots, "learn.rows": config.rows}
-    for name, size in sizes.items():
+    sizes = {
+        "rollout.slots": (rollout.slots, layout.SLOTS),
+        "learn.rows": (config.rows, layout.ROWS),
+        "learn.length": (config.length, (layout.COLUMNS,)),
+    }
+    for name, (size, axes) in sizes.items():
+        ways = math.prod(mesh.shape[axis] for axis in axes)
         if size % ways:
-            raise LayoutError(f"{name}={size} does not divide over data × fsdp × expert = {ways} devices")
+            over = " × ".join(axes)
+            raise LayoutError(f"{name}={size} does not divide over {over} = {ways} devices: change it or the mesh")
     if not rollout.page:
         return
-    if shards != ways:
+    if shards != math.prod(mesh.shape[axis] for axis in layout.SLOTS):
         raise LayoutError(f"rollout.page={rollout.page}: caches have no pages where a tensor axis splits the model")
     if rollout.pool % shards or rollout.pool // shards < rollout.per_slot:
         raise LayoutError(
@@ -180,7 +184,7 @@ def _state_shardings(state: RunState, model: ModelConfig, mesh: Mesh) -> RunStat
         return Learner(params, opt_state, whole)
 
     def by_slot(tree, dimension: int):
-        return jax.tree.map(lambda _: layout.rows(mesh, dimension), tree)
+        return jax.tree.map(lambda _: layout.slots(mesh, dimension), tree)
 
     drafting = state.sampler.drafting
     alone = state.sampler.queue.head.size > 1  # each device samples for itself

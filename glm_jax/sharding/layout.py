@@ -12,10 +12,10 @@ from glm_jax.sharding.mesh import LayoutError
 
 Rules = dict[str, str | tuple[str, ...] | None]
 
-WIDTHS = ("data", "fsdp", "tensor")  # what splits an MLP in sampling
+WIDTHS = ("data", "fsdp", "tensor", "context")  # what splits an MLP in sampling
 # Parameters and optimiser state over everything.
 LEARN: Rules = {
-    "embed": ("data", "fsdp"),
+    "embed": ("data", "fsdp", "context"),
     "vocab": ("expert", "tensor"),
     "latent": "expert",
     "head": "tensor",
@@ -28,7 +28,9 @@ LEARN: Rules = {
 }
 # The experts, 97 % of the weights, stay where they are; the other MLPs join them, the rest is gathered but for heads.
 SAMPLE: Rules = {**LEARN, "embed": None, "vocab": "tensor", "latent": None, "value": None, "mlp": WIDTHS}
-ROWS = ("data", "fsdp", "expert")  # what slots and batch rows are split over
+ROWS = ("data", "fsdp", "expert")  # what batch rows are split over
+COLUMNS = "context"  # and their columns
+SLOTS = (*ROWS, COLUMNS)
 
 
 def shardings(leaves: Any, rules: Rules, mesh: Mesh) -> Any:
@@ -58,14 +60,19 @@ def shardings(leaves: Any, rules: Rules, mesh: Mesh) -> Any:
 
 
 def rows(mesh: Mesh, dimension: int = 0) -> NamedSharding:
-    """Arrays whose `dimension` are slots or batch rows."""
+    """Arrays whose `dimension` are batch rows."""
     return NamedSharding(mesh, PartitionSpec(*[None] * dimension, ROWS))
 
 
+def slots(mesh: Mesh, dimension: int = 0) -> NamedSharding:
+    """Arrays whose `dimension` are slots."""
+    return NamedSharding(mesh, PartitionSpec(*[None] * dimension, SLOTS))
+
+
 def tracing_for(mesh: Mesh):
-    """Traces the model for the mesh's devices, batch rows and heads divided among them."""
+    """Traces the model for the mesh's devices, slots and heads divided among them."""
     heads = LEARN["head"]
-    return target.tracing_for(mesh.devices.flat[0].platform, mesh=mesh, rows=ROWS, heads=(heads,))
+    return target.tracing_for(mesh.devices.flat[0].platform, mesh=mesh, rows=SLOTS, heads=(heads,))
 
 
 def replicated(mesh: Mesh) -> NamedSharding:

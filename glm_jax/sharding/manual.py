@@ -1,9 +1,10 @@
 """Each device on its own rows: the model runs in a `shard_map`, so that what moves between devices is written down.
 
-Rows of a batch and slots meet nowhere but at the experts (model/exchange.py) and in the weights. Those of the learning
-layout are gathered layer by layer, inside what is recomputed, and their gradients scattered as they are summed; those
-of the sampling layout are where they are wanted. Meshes with a `tensor` axis are left to XLA's partitioner: the
-collectives that it adds are for all devices, and devices that loop as often as their own rows want would not all come.
+Rows of a batch and slots meet nowhere but at the experts (model/exchange.py), in the weights, and in attention where
+devices share a row, each with some of its columns (model/context.py). Weights of the learning layout are gathered layer
+by layer, inside what is recomputed, and their gradients scattered as they are summed; those of the sampling layout are
+where they are wanted. Meshes with a `tensor` axis are left to XLA's partitioner: the collectives that it adds are for
+all devices, and devices that loop as often as their own rows want would not all come.
 """
 
 from __future__ import annotations
@@ -43,8 +44,9 @@ def each_on_its_rows(
 ) -> Callable:
     """`run(params, *arrays)` as a function of the arrays, run by each device on its own rows.
 
-    `params` lie by `rules`. `split` and `results` tell the dimension of rows of each argument and result. Without a
-    mesh, and where `tensor` splits it too, it is `run` itself.
+    `params` lie by `rules`. `split` and `results` tell the dimension of rows of each argument and result. In learning,
+    devices that share rows have all their columns in the arguments, and give them in the results. Without a mesh, and
+    where `tensor` splits it too, it is `run` itself.
     """
     where = target()
     if ways() == 1:
@@ -63,10 +65,11 @@ def each_on_its_rows(
         return a
 
     samples = rules is layout.SAMPLE
-    how = {"widths": over("expert_width")} if samples else {"gather": gather}
+    how = {"widths": over("expert_width")} if samples else {"gather": gather, "context": layout.COLUMNS}
+    split_over = layout.SLOTS if samples else layout.ROWS
     flat, structure = jax.tree.flatten(params)
     places = [PartitionSpec(*map(over, leaf.axes)) for leaf in jax.tree.leaves(leaves, is_leaf=tree.is_leaf)]
-    rows = lambda dimension: PartitionSpec(*[None] * dimension, where.rows)
+    rows = lambda dimension: PartitionSpec(*[None] * dimension, split_over)
 
     def on_one(flat, *arrays):
         mine = jax.tree.unflatten(structure, flat)

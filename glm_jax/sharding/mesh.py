@@ -10,7 +10,7 @@ import jax
 import numpy as np
 from jax.sharding import AxisType, Mesh
 
-AXES = ("data", "fsdp", "expert", "tensor")
+AXES = ("data", "fsdp", "expert", "tensor", "context")
 
 
 class LayoutError(ValueError):
@@ -19,16 +19,20 @@ class LayoutError(ValueError):
 
 @dataclasses.dataclass(frozen=True)
 class MeshConfig:
-    """How many devices each axis has. Slots and batch rows are split over data, fsdp and expert together."""
+    """How many devices each axis has. Slots are split over all but tensor, batch rows over data, fsdp and expert.
+
+    The columns of batch rows are split over context.
+    """
 
     data: int = 1
     fsdp: int = 1
     expert: int = 1
     tensor: int = 1
+    context: int = 1
 
     @property
     def rows(self) -> int:
-        """Ways that slots and batch rows are split."""
+        """Ways that batch rows are split."""
         return self.data * self.fsdp * self.expert
 
     @property
@@ -36,12 +40,25 @@ class MeshConfig:
         """Devices."""
         return math.prod(getattr(self, axis) for axis in AXES)
 
+    @property
+    def slots(self) -> int:
+        """Ways that slots are split."""
+        return self.rows * self.context
+
     def check(self) -> list[str]:
-        return [f"{k}={getattr(self, k)} must be at least 1" for k in AXES if getattr(self, k) < 1]
+        problems = [f"{k}={getattr(self, k)} must be at least 1" for k in AXES if getattr(self, k) < 1]
+        if self.tensor > 1 and self.context > 1:
+            problems.append(
+                f"tensor={self.tensor} with context={self.context}: a model split over tensor is left to XLA, and that "
+                "does not share out the columns of rows; set one of them to 1"
+            )
+        return problems
 
 
 def make_mesh(config: MeshConfig, devices: Sequence[jax.Device] | None = None) -> Mesh:
-    """A mesh over the first devices (default: of those at hand). Raises LayoutError where there are too few."""
+    """A mesh over the first devices (default: of those at hand). Raises LayoutError where that cannot be."""
+    if problems := config.check():
+        raise LayoutError("; ".join(problems))
     devices = jax.devices() if devices is None else devices
     shape = tuple(getattr(config, axis) for axis in AXES)
     want, have = math.prod(shape), len(devices)

@@ -2,6 +2,7 @@
 
     sparse_mla(q_latent, q_rope, latent, rope, index, count, scale) -> out, logsumexp          differentiable
     sparse_mla_paged(q_latent, q_rope, pages, table, index, count, scale) -> out, logsumexp    a decode step
+    put_rows(pool, rows, at) -> pool                                            what such a step adds to the pages
 
 Token-exact: the rows at `index` and no others are read, in whatever order they come.
 """
@@ -17,7 +18,7 @@ from pallas_kernels.backend import choose
 from pallas_kernels.sparse_mla import gpu, gpu_backward, reference, tpu, tpu_backward
 from pallas_kernels.sparse_mla.rows import pack_rows
 
-__all__ = ["pack_rows", "sparse_mla", "sparse_mla_paged"]
+__all__ = ["pack_rows", "put_rows", "sparse_mla", "sparse_mla_paged"]
 
 
 def sparse_mla(
@@ -97,6 +98,17 @@ def sparse_mla_paged(
         raise ValueError(f"sparse_mla_paged: a page holds a power of two of tokens, got {page}")
     serve = choose("sparse_mla_paged", {"tpu": tpu.paged, "gpu": gpu.paged, "xla": reference.paged}, backend)
     return serve(q_latent, q_rope, pages, table, index, count, scale)
+
+
+def put_rows(
+    pool: UInt32[Array, "P 1 W"], rows: UInt32[Array, "N 1 W"], at: Int[Array, "N"], backend: str | None = None
+) -> UInt32[Array, "P 1 W"]:
+    """The pool with these rows of `pack_rows` at these places; in place, where the pool is not used otherwise.
+
+    Rows for places that are not in the pool are dropped. No place may be named twice.
+    """
+    _fit("rows", rows, (*at.shape, *pool.shape[1:]))
+    return choose("put_rows", {"tpu": tpu.put_rows, "xla": reference.put_rows}, backend)(pool, rows, at)
 
 
 def _fit(name: str, array, shape: tuple[int, ...]) -> None:

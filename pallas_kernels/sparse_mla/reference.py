@@ -55,7 +55,15 @@ def backward(q_latent, q_rope, latent, rope, index, count, out, logsumexp, d_out
 
 
 def paged(q_latent, q_rope, pages, table, index, count, scale: float):
-    """See `pallas_kernels.sparse_mla.sparse_mla_paged`: what is selected is gathered, then unpacked."""
+    """See `pallas_kernels.sparse_mla.sparse_mla_paged`: what a block of queries selects is gathered, then unpacked."""
+    batch, queries = count.shape
+    size = max(1, min(queries, GATHERED // (batch * index.shape[-1] * pages.shape[-1])))
+    split, join = in_blocks(queries, size)
+    block = lambda args: _attend_pages(*args, pages, table, scale)
+    return jax.tree.map(join, jax.lax.map(block, tuple(map(split, (q_latent, q_rope, index, count)))))
+
+
+def _attend_pages(q_latent, q_rope, index, count, pages, table, scale: float):
     batch, queries, heads, size = q_latent.shape
     number, offset = jnp.divmod(jnp.where(jnp.arange(index.shape[-1]) < count[..., None], index, 0), pages.shape[1])
     page = jnp.take_along_axis(table, number.reshape(batch, -1), axis=1).reshape(index.shape)
@@ -68,3 +76,8 @@ def paged(q_latent, q_rope, pages, table, index, count, scale: float):
     inputs = alone(q_latent), alone(q_rope), rows(latent), rows(rope), alone(own), alone(count)
     out, logsumexp = forward(*inputs, scale)
     return out.reshape(q_latent.shape), logsumexp.reshape(batch, queries, heads)
+
+
+def put_rows(pool, rows, at):
+    """See `pallas_kernels.sparse_mla.put_rows`."""
+    return pool.at[jnp.where(at < 0, len(pool), at)].set(rows, mode="drop")

@@ -114,6 +114,48 @@ def packed(latent, rope, *, split=False, interpret=False):
     )(latent, rope)
 
 
+def put_rows(pool, rows, at, *, interpret=False):
+    """See `pallas_kernels.sparse_mla.put_rows`. XLA's scatter would first copy the pool into another layout."""
+    number, width = rows.shape[0], rows.shape[-1]
+    block = min(PACKED, -(-number // 8) * 8)
+    blocks = -(-number // block)
+    fill = [(0, blocks * block - number)]
+    at = jnp.where((at >= 0) & (at < len(pool)), at, -1).astype(jnp.int32)
+    at = jnp.pad(at, fill, constant_values=-1).reshape(blocks, 1, block)
+    rows = jnp.pad(rows, [*fill, (0, 0), (0, 0)])
+
+    def kernel(at, rows, _, pool, done):
+        def each(act):
+            def one(i, _):
+                row = at[0, 0, i]
+                pl.when(row >= 0)(lambda: act(pltpu.make_async_copy(rows.at[i], pool.at[jnp.maximum(row, 0)], done)))
+                return 0
+
+            jax.lax.fori_loop(0, block, one, 0)
+
+        each(lambda copy: copy.start())
+        each(lambda copy: copy.wait())
+
+    whole = pl.BlockSpec(memory_space=pl.ANY)
+    return pl.pallas_call(
+        kernel,
+        grid=(blocks,),
+        in_specs=[
+            pl.BlockSpec((1, 1, block), lambda n: (n, 0, 0), memory_space=pltpu.SMEM),
+            pl.BlockSpec((block, 1, width), lambda n: (n, 0, 0)),
+            whole,
+        ],
+        out_specs=whole,
+        out_shape=jax.ShapeDtypeStruct(pool.shape, pool.dtype),
+        scratch_shapes=[pltpu.SemaphoreType.DMA(())],
+        input_output_aliases={2: 0},
+        compiler_params=pltpu.CompilerParams(dimension_semantics=("parallel",), disable_bounds_checks=True),
+        cost_estimate=pl.CostEstimate(flops=0, bytes_accessed=2 * rows.size * 4, transcendentals=0),
+        interpret=interpret,
+        name="put_rows",
+    )(at, rows, pool)
+
+
 def attend(q_latent, q_rope, rows, index, count, scale: float, *, tile: int = TILE, interpret=False):
     """Queries [N,H,C] and [N,H,R] against packed rows uint32[P,1,W] at index [N,K] -> out [N,H,C], logsumexp [N,H]."""
     queries, heads, latent = q_latent.shape

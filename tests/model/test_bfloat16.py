@@ -3,31 +3,20 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from jax.extend import core
 
 import glm_jax
 from glm_jax.model import rows
 from glm_jax.model.target import tracing_for
+from tests.equations import equations
 from tests.model.tiny import random_params, random_tokens, three_layers
 
 EXPERTS = 5  # no other dimension has this size
 CONFIG = three_layers(dtype="bfloat16", n_routed_experts=EXPERTS, attention_bias=True, tie_word_embeddings=True)
-
-
-def equations(jaxpr: core.Jaxpr) -> Iterator[core.JaxprEqn]:
-    """Every equation, those of inner programs too."""
-    for equation in jaxpr.eqns:
-        yield equation
-        for value in jax.tree.leaves(list(equation.params.values()), is_leaf=lambda v: hasattr(v, "eqns")):
-            inner = getattr(value, "jaxpr", value)
-            if hasattr(inner, "eqns"):
-                yield from equations(inner)
 
 
 @pytest.mark.parametrize("target", ["cpu", "tpu"])

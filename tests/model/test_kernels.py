@@ -19,8 +19,10 @@ from glm_jax.model.transformer import hidden_states
 from glm_jax.sharding import layout
 from pallas_kernels.index_select import gpu as index_select_gpu
 from pallas_kernels.index_select import reference as index_select_reference
-from pallas_kernels.sparse_mla import gpu, gpu_backward, tpu, tpu_backward
+from pallas_kernels.sparse_mla import gpu, gpu_backward, reference, tpu, tpu_backward
 from tests.model.tiny import random_params, random_tokens, two_layers
+
+pytestmark = pytest.mark.usefixtures("hasty_compiles")
 
 CONFIG = two_layers()
 ELSEWHERE = "a platform that has no kernels"  # gets XLA's formulation of them
@@ -113,40 +115,75 @@ def test_the_gpu_kernels_in_the_model(monkeypatch, calls):
     assert calls
 
 
-def decoded(config, platform):
-    """States of tokens that follow prompts in pages out of order, one and three at a time; platform: whose kernels."""
+PAGES = jnp.array([[5, 2, 7], [1, 6, 9]], jnp.int32)  # page 9 is none: the second row needs two
+
+
+def decoded(config, platform, table=PAGES, columns=16):
+    """States of tokens that follow prompts, in pieces, one and three at a time, by the platform's kernels."""
     params, tokens = random_params(config), random_tokens(config, 2, 44)
-    table = jnp.array([[5, 2, 7], [1, 6, 9]], jnp.int32)  # page 9 is none: the second row needs two
-    view, state, at, found = weights.unstack(params, config), cache.init(config, 8, 16), np.array([0, 0]), []
-    for width, counts in ((24, (24, 20)), (1, (1, 1)), (3, (3, 2)), (1, (1, 0)), (3, (3, 3))):
-        piece = np.stack([row[i : i + width] for row, i in zip(tokens, at, strict=True)])
-        step = lambda state, *new: cache.extend(view, config, state, *new, table)
+    view, at, found = weights.unstack(params, config), np.array([0, 0]), []
+    with tracing_for(platform):
+        state = cache.init(config, 2 if table is None else 8, columns)
+
+    @jax.jit
+    def step(state, *new):
         with tracing_for(platform):
-            hidden, state = jax.jit(step)(state, piece, at, np.array(counts))
+            return cache.extend(view, config, state, *new, table)
+
+    for width, counts in ((12, (12, 9)), (12, (12, 11)), (1, (1, 1)), (3, (3, 2)), (1, (1, 0)), (3, (3, 3))):
+        piece = np.stack([row[i : i + width] for row, i in zip(tokens, at, strict=True)])
+        hidden, state = step(state, piece, at, np.array(counts))
         found += [hidden[b, : counts[b]] for b in range(2) if counts[b]]
         at = at + counts
     return found
 
 
+@pytest.fixture
+def by_pages(monkeypatch):
+    """Which kernels read caches."""
+    called = []
+    for name in ("select_paged", "attend_paged"):
+        run = getattr(kernels, name)
+        monkeypatch.setattr(kernels, name, lambda *args, run=run, name=name: called.append(name) or run(*args))
+    return called
+
+
 @pytest.mark.parametrize(
-    "platform, widths",
+    "table, columns, rank",
     [
-        (ELSEWHERE, {}),
-        pytest.param("tpu", {"index_head_dim": 128}, marks=pytest.mark.kernels),
-        pytest.param("gpu", {"index_head_dim": 16}, marks=pytest.mark.kernels),
+        (None, 48, 128),
+        pytest.param(None, 44, 128, marks=pytest.mark.kernels),
+        pytest.param(PAGES, 12, 128, marks=pytest.mark.kernels),
+        pytest.param(PAGES, 16, 128, marks=pytest.mark.kernels),
+        pytest.param(PAGES, 16, 16, marks=pytest.mark.kernels),
     ],
 )
-def test_a_decode_step_selects_from_pages_by_the_kernel(platform, widths, monkeypatch):
-    config, called = two_layers(index_topk=6, **widths), []
-    select = kernels.select_paged
-    monkeypatch.setattr(kernels, "select_paged", lambda *args: called.append(1) or select(*args))
+def test_caches_in_pages_of_any_size_and_in_none_are_read_as_a_cpu_reads_them(table, columns, rank, by_pages):
+    """Pages of 12 and windows of 44 columns are pages of 4 to the kernels, too few to select from.
+
+    Latents of 16 fill no lanes: their rows are attended by XLA.
+    """
+    config = two_layers(index_topk=6, kv_lora_rank=rank)
+    wanted = decoded(config, "cpu", table, columns)
+    assert not by_pages
+    assert_close(decoded(config, ELSEWHERE, table, columns), wanted)
+    assert ("select_paged" in by_pages) == (columns % 16 == 0)
+    assert ("attend_paged" in by_pages) == (rank == 128)
+
+
+@pytest.mark.kernels
+@pytest.mark.parametrize("platform, widths", [("tpu", {"index_head_dim": 128}), ("gpu", {"qk_rope_head_dim": 16})])
+def test_the_kernels_read_caches_as_a_cpu_does(platform, widths, by_pages, monkeypatch):
+    config = two_layers(**{"index_topk": 6, "kv_lora_rank": 128, "index_head_dim": 16, **widths})
     wanted = decoded(config, "cpu")
-    assert not called
     if platform == "gpu":
-        interpreted = partial(index_select_gpu.index_select_paged, interpret=True)
-        monkeypatch.setattr(index_select_gpu, "index_select_paged", interpreted)
-    if platform != ELSEWHERE:
-        monkeypatch.setattr(index_select_reference, "index_select_paged", None)
-    with pltpu.force_tpu_interpret_mode() if platform == "tpu" else nullcontext():
+        for module, name in ((index_select_gpu, "index_select_paged"), (gpu, "paged")):
+            monkeypatch.setattr(module, name, partial(getattr(module, name), interpret=True))
+    else:
+        monkeypatch.setattr(tpu, "paged", partial(tpu.paged, tile=16))
+    monkeypatch.setattr(index_select_reference, "index_select_paged", None)
+    monkeypatch.setattr(reference, "paged", None)
+    interpreted = pltpu.InterpretParams(uninitialized_memory="nan")
+    with pltpu.force_tpu_interpret_mode(interpreted) if platform == "tpu" else nullcontext():
         assert_close(decoded(config, platform), wanted)
-    assert called
+    assert {*by_pages} == {"attend_paged", "select_paged"}

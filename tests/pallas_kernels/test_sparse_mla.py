@@ -15,6 +15,7 @@ from pallas_kernels.sparse_mla import (
     gpu,
     gpu_backward,
     pack_rows,
+    put_rows,
     reference,
     sparse_mla,
     sparse_mla_paged,
@@ -124,6 +125,24 @@ def test_pages_in_any_order_are_the_rows_in_theirs(backend, monkeypatch):
     found = sparse_mla_paged(*parts(q), pages, table, index, count, SCALE, backend=backend)
     for got, wanted in zip(found, naive(q, rows, index, count), strict=True):
         np.testing.assert_allclose(got, wanted, atol=2e-5, rtol=2e-5)
+
+
+@pytest.mark.parametrize("backend", ["xla", "tpu"])
+@pytest.mark.parametrize("number", [1, 9, 40])
+def test_rows_are_put_where_they_belong_and_others_stay(number, backend, monkeypatch):
+    """In blocks of 16; every fourth belongs nowhere: before the pool, or behind it."""
+    monkeypatch.setattr(tpu, "PACKED", 16)
+    monkeypatch.setattr(tpu, "put_rows", functools.partial(tpu.put_rows, interpret=STRICT))
+    rng = np.random.default_rng(14)
+    pool, rows = (rng.integers(0, 2**32, (n, 1, 256), np.uint32) for n in (60, number))
+    at = rng.permutation(60)[:number]
+    at[2::8], at[6::8] = -3, 60
+    wanted = pool.copy()
+    for row, place in zip(rows, at, strict=True):
+        if 0 <= place < 60:
+            wanted[place] = row
+    found = put_rows(*map(jnp.asarray, (pool, rows, at)), backend=backend)
+    np.testing.assert_array_equal(found, wanted)
 
 
 @pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16])
@@ -270,3 +289,5 @@ def test_shapes_that_do_not_fit_are_named():
     with pytest.raises(NotImplementedError, match="float32 would fill the registers"):
         sparse_mla(*parts(q), *parts(rows), index, count, SCALE, backend="gpu")
     sparse_mla(*narrow, index, count, SCALE)
+    with pytest.raises(ValueError, match=r"rows is \(3, 1, 128\), .* want \(3, 1, 256\)"):
+        put_rows(*(jnp.zeros((n, 1, width), jnp.uint32) for n, width in ((9, 256), (3, 128))), jnp.arange(3))

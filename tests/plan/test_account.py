@@ -71,6 +71,9 @@ def test_the_nearest_change_is_the_mildest_that_suffices():
     assert change(total - 5 * GIB, parts["activations"]).startswith("rollout.slots=8: 62.0 GiB")
     assert change(total - 3 * GIB, parts["activations"]).startswith("learn.rows=8 with learn.micro_batches=4: ")
     assert change(total - 20 * GIB).startswith("mesh.fsdp=8 on 2 times the devices: ")
+    one_a_device = dataclasses.replace(CONFIG, learn=dataclasses.replace(CONFIG.learn, rows=8))
+    change_of_it = account.nearest_change(one_a_device, parts, total - 20 * GIB, 1 * GIB)
+    assert change_of_it.startswith("mesh.context=2 on 2 times the devices: "), "rows cannot be split further"
     assert change(1 * GIB).startswith("none of one key: critic take the most, 20.0 GiB")
 
 

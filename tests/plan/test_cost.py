@@ -142,3 +142,21 @@ def test_an_update_in_place_counts_by_what_is_updated():
         jax.jit(f, donate_argnums=0).lower(jnp.ones((4096, 128)), jnp.ones((128,)), jnp.arange(8)).compile().as_text()
     )
     assert cost.of_program(hlo.parse(text), AXES, 1)[ONCE].hbm_bytes < 4096 * 128 * 4
+
+
+@pytest.mark.parametrize(
+    "target, moved",
+    [
+        ('"tpu_custom_call", backend_config={"custom_call_config":{"cost_estimate":{"bytes_accessed":"48"}}}', 48),
+        ('"__gpu$xla.gpu.triton"', 4 * 8),
+        ('"Sort"', 4 * (8 + 1000)),
+    ],
+)
+def test_a_kernel_moves_what_it_tells_and_not_all_that_it_picks_rows_from(target, moved):
+    text = f"""
+ENTRY %main (a: f32[1000]) -> f32[8] {{
+  %a = f32[1000]{{0}} parameter(0)
+  ROOT %b = f32[8]{{0}} custom-call(%a), custom_call_target={target}
+}}
+"""
+    assert cost.of_program(hlo.parse(text), AXES, 1)[ONCE].hbm_bytes == moved

@@ -53,7 +53,7 @@ def test_a_run_with_drafts_compiles_once_and_each_mode_moves_its_part():
 
 
 @pytest.mark.scale
-@pytest.mark.parametrize("axes", [dict(data=2, fsdp=2, expert=2, page=4), dict(fsdp=4, tensor=2)], ids=str)
+@pytest.mark.parametrize("axes", [dict(data=2, expert=2, context=2, page=4), dict(fsdp=4, tensor=2)], ids=str)
 def test_eight_devices_draft_and_learn_as_one_does(axes):
     alone, spread = run(), run(**axes)
     tokens = lambda found: {rollout: [token for token, _ in pairs] for rollout, pairs in found.items()}

@@ -18,9 +18,9 @@ MESHES = {
     "expert=4 data=2": dict(expert=4, data=2),
     "data=8": dict(data=8),
     "fsdp=8": dict(fsdp=8),
-    "fsdp=4 tensor=2": dict(fsdp=4, tensor=2),
-    "data=2 fsdp=2 expert=2": dict(data=2, fsdp=2, expert=2),
+    "context=8": dict(context=8),
     "fsdp=2 expert=2 tensor=2": dict(fsdp=2, expert=2, tensor=2),
+    "fsdp=2 expert=2 context=2": dict(fsdp=2, expert=2, context=2),
 }
 
 

@@ -126,14 +126,18 @@ def test_metrics_say_what_was_sampled_and_are_zero_for_what_was_not_learned():
 @pytest.mark.parametrize(
     "change, told",
     [
-        (dict(rollout=replace(ROLLOUT, slots=12)), "rollout.slots=12 does not divide over data × fsdp × expert = 8"),
-        (dict(config=replace(LEARN, rows=4)), "learn.rows=4 does not divide"),
+        (
+            dict(rollout=replace(ROLLOUT, slots=12)),
+            "rollout.slots=12 does not divide over data × fsdp × expert × context",
+        ),
+        (dict(config=replace(LEARN, rows=6)), "learn.rows=6 does not divide"),
+        (dict(config=replace(LEARN, length=25)), "learn.length=25 does not divide over context = 2 devices: change it"),
         (dict(model=three_layers(n_routed_experts=6)), "dimension of 6 that does not divide over expert"),
     ],
 )
 def test_sizes_that_do_not_fit_the_mesh_are_refused_before_anything_is_compiled(change, told):
     with pytest.raises(LayoutError, match=told):
-        program(dict(data=2, expert=4), **change)
+        program(dict(expert=4, context=2), **change)
 
 
 def test_optimizer_state_lies_where_its_parameters_lie():

@@ -10,6 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from glm_jax.model.config import ModelConfig
+from glm_jax.model.target import tracing_for
 from glm_jax.model.weights import Transformer, unstack
 from glm_jax.rollout import admission, sampler, slots
 from glm_jax.rollout.config import RolloutConfig
@@ -27,18 +28,27 @@ def params():
     return random_params(MODEL)
 
 
-@partial(jax.jit, static_argnums=(0, 1))
-def _round(model, sizes, params, state, requests, cancel, depth, offer):
+@partial(jax.jit, static_argnums=(0, 1, 2))
+def _round(platform, model, sizes, params, state, requests, cancel, depth, offer):
     state = admission.begin(admission.cancel(state, cancel), offer)
     state = admission.send(state, requests)
-    return sampler.run(unstack(params, model), model, sizes, state, jnp.int32(4), jnp.int32(11), depth)
+    with tracing_for(platform):
+        return sampler.run(unstack(params, model), model, sizes, state, jnp.int32(4), jnp.int32(11), depth)
 
 
 class Driver:
     """`logs` and `usages` of the rounds so far; `tokens`, `logp` and `ending` by rollout id; sampled tokens only."""
 
-    def __init__(self, sizes: RolloutConfig = SIZES, model: ModelConfig = MODEL, weights: Transformer | None = None):
-        self.sizes, self.model, self.state = sizes, model, slots.init(model, sizes)
+    def __init__(
+        self,
+        sizes: RolloutConfig = SIZES,
+        model: ModelConfig = MODEL,
+        weights: Transformer | None = None,
+        platform: str = "cpu",
+    ):
+        self.sizes, self.model, self.platform = sizes, model, platform
+        with tracing_for(platform):
+            self.state = slots.init(model, sizes)
         self.weights = params() if weights is None else weights
         self.depth = max(sizes.drafts, default=0)
         self.logs: list[Log] = []
@@ -68,7 +78,7 @@ class Driver:
         given = no_offer(self.sizes.pool) if self.sizes.page else None
         if given:
             given.name[: len(offer)], given.drop[0] = offer, drop
-        run = partial(_round, self.model, self.sizes, self.weights)
+        run = partial(_round, self.platform, self.model, self.sizes, self.weights)
         self.state, log, usage = run(self.state, rows, names, self.depth, given)
         log = jax.device_get(log)
         self.logs.append(log)

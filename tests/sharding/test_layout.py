@@ -26,11 +26,11 @@ def specs(rules, mesh) -> dict[str, PartitionSpec]:
 
 def test_parameters_are_split_over_every_axis_for_learning():
     found = specs(layout.LEARN, make_mesh(MeshConfig(fsdp=2, expert=2, tensor=2)))
-    assert found[".embed"] == PartitionSpec(("expert", "tensor"), ("data", "fsdp"))
+    assert found[".embed"] == PartitionSpec(("expert", "tensor"), ("data", "fsdp", "context"))
     assert found[".groups[0][0].attn.q_b"] == PartitionSpec("expert", "tensor", None)
-    everywhere = PartitionSpec(None, "expert", None, None, ("data", "fsdp", "tensor"))
+    everywhere = PartitionSpec(None, "expert", None, None, ("data", "fsdp", "tensor", "context"))
     assert found[".groups[1][0].mlp.experts.gate_up"] == everywhere
-    assert found[".groups[1][0].mlp.router"] == PartitionSpec(None, ("data", "fsdp"), None)
+    assert found[".groups[1][0].mlp.router"] == PartitionSpec(None, ("data", "fsdp", "context"), None)
     assert found[".norm"] == PartitionSpec(None)
 
 
@@ -77,7 +77,7 @@ def test_experts_stay_on_their_devices(axes):
 
 def test_the_released_model_lies_on_meshes_of_eight():
     leaves = weights.abstract(glm52_744b())
-    for axes in (dict(fsdp=8), dict(expert=8), dict(data=2, expert=2, tensor=2)):
+    for axes in (dict(fsdp=8), dict(expert=8), dict(data=2, expert=2, tensor=2), dict(expert=2, context=4)):
         for rules in (layout.LEARN, layout.SAMPLE):
             assert layout.shardings(leaves, rules, make_mesh(MeshConfig(**axes)))
 
@@ -96,14 +96,17 @@ def test_two_dimensions_of_one_leaf_never_claim_one_mesh_axis():
         layout.shardings(leaf, layout.LEARN, make_mesh(MeshConfig(tensor=2)))
 
 
-def test_rows_are_split_over_data_fsdp_and_expert():
-    mesh = make_mesh(MeshConfig(data=2, fsdp=2, expert=2))
-    assert MeshConfig(data=2, fsdp=2, expert=2).rows == 8
-    array = jax.device_put(jnp.zeros((3, 16, 5)), layout.rows(mesh, 1))
-    assert array.sharding.shard_shape(array.shape) == (3, 2, 5)
+def test_rows_are_split_over_data_fsdp_and_expert_and_slots_also_over_context():
+    config = MeshConfig(data=2, expert=2, context=2)
+    mesh = make_mesh(config)
+    for ways, split, shape in ((config.rows, layout.rows, (3, 4, 5)), (config.slots, layout.slots, (3, 2, 5))):
+        array = jax.device_put(jnp.zeros((3, 16, 5)), split(mesh, 1))
+        assert array.sharding.shard_shape(array.shape) == shape and 16 // ways == shape[1]
 
 
 def test_a_mesh_of_more_devices_than_there_are_is_refused_by_its_axes():
     with pytest.raises(LayoutError, match=r"the mesh \(fsdp 8 × tensor 2\) needs 16 devices, 8 are there"):
         make_mesh(MeshConfig(fsdp=8, tensor=2))
+    with pytest.raises(LayoutError, match="tensor=2 with context=4: .* set one of them to 1"):
+        make_mesh(MeshConfig(tensor=2, context=4))
     assert MeshConfig(data=0, tensor=-1).check() == ["data=0 must be at least 1", "tensor=-1 must be at least 1"]

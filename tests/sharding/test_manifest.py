@@ -24,7 +24,9 @@ def bounds(sharding, shape):
     return {d: [s.indices(n)[:2] for s, n in zip(index, shape, strict=True)] for d, index in where.items()}
 
 
-@pytest.mark.parametrize("axes", [dict(fsdp=4, expert=2), dict(data=2, expert=2, tensor=2), dict(tensor=2), {}])
+@pytest.mark.parametrize(
+    "axes", [dict(fsdp=2, context=2, expert=2), dict(data=2, expert=2, tensor=2), dict(tensor=2), {}]
+)
 def test_bytes_that_stay_are_those_in_both_shards_of_a_device(axes):
     config = MeshConfig(**axes)
     mesh, entries = make_mesh(config), manifest(CONFIG, abstract(config))
