@@ -9,6 +9,9 @@ import pytest
 CACHE = Path(__file__).resolve().parent.parent / ".cache" / "jax"
 os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} --xla_force_host_platform_device_count=8".strip()
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
+# Threads of XLA's pool. With one for each device, devices that begin two independent collectives in different orders
+# hold all of them, each waiting for the others.
+os.environ.setdefault("NPROC", "32")
 os.environ.setdefault("JAX_COMPILATION_CACHE_DIR", str(CACHE))
 os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0.5")
 os.environ.setdefault("JAX_DEFAULT_MATMUL_PRECISION", "highest")
