@@ -18,6 +18,26 @@ def draw(rng, count):
     return {"layers": layers, "latency": 10 ** rng.uniform(-4, -2.5), "seconds_per_byte": rate, "largest": 25_000_000}
 
 
+def filled(problem):
+    """Buckets as large as they may be, the usual default."""
+    layers, plan, size = problem["layers"], [], 0
+    for number, layer in enumerate(layers):
+        if not plan or size + layer["bytes"] > problem["largest"]:
+            plan.append([])
+            size = 0
+        plan[-1].append(number)
+        size += layer["bytes"]
+    return plan
+
+
+def draw_hard(rng, count):
+    """A problem that the usual default does not solve: it does solve every second large one that is drawn."""
+    while True:
+        problem = draw(rng, count)
+        if count == 1 or simulate(problem, filled(problem)) > SLACK * best(problem):
+            return problem
+
+
 def duration(problem, bucket):
     return problem["latency"] + problem["seconds_per_byte"] * sum(problem["layers"][i]["bytes"] for i in bucket)
 
@@ -64,7 +84,7 @@ def verify():
     rng = grader.rng()
     ratios = []
     for count in (1, 40, 150, 300):
-        problem = draw(rng, count)
+        problem = draw_hard(rng, count)
         out = grader.output([grader.PYTHON, "-I", "/app/plan.py"], stdin=json.dumps(problem).encode(), timeout=15.0)
         got, want = simulate(problem, grader.parse(out)), best(problem)
         if got > SLACK * want:
