@@ -54,9 +54,13 @@ def routed_mlp(
     return combine(jax.lax.ragged_dot(jax.nn.silu(gate) * up, down, plan.count), weight, plan.place)
 
 
-def _mlp(x: Float[Array, "n D"], e, gate_up, down):
-    """Expert e's MLP of a few rows, and its products before silu."""
-    gate_up, down = jax.tree.map(lambda a: a[e], (gate_up, down))
+def _of(e, *weights):
+    """Expert e's."""
+    return jax.tree.map(lambda a: a[e], weights)
+
+
+def _mlp(x: Float[Array, "n D"], gate_up, down):
+    """An expert's MLP of a few rows, and its products before silu."""
     hidden = linear(x, gate_up).reshape(x.shape[0], -1)
     gate, up = jnp.split(hidden, 2, axis=-1)
     return linear(jax.nn.silu(gate) * up, down), hidden
@@ -67,7 +71,7 @@ def _few_tokens(x, expert, weight, valid, gate_up, down):
     (tokens, k), experts = expert.shape, down.shape[0]
     all_of_them = experts <= (tokens + 1) * k and not isinstance(down, Quantised)
     if tokens == 1 and not all_of_them:
-        mlps = [weight[:, i, None].astype(x.dtype) * _mlp(x, expert[0, i], gate_up, down)[0] for i in range(k)]
+        mlps = [weight[:, i, None].astype(x.dtype) * _mlp(x, *_of(expert[0, i], gate_up, down))[0] for i in range(k)]
         return jnp.where(valid[:, None], sum(mlps), 0)
     goes = (expert[..., None] == jnp.arange(experts)) & valid[:, None, None]
     share_ExN = jnp.sum(jnp.where(goes, weight[..., None], 0), axis=1).T.astype(x.dtype)
@@ -82,7 +86,7 @@ def _few_tokens(x, expert, weight, valid, gate_up, down):
 
     def body(i, out):
         own = share_ExN[order[i], :, None]
-        return out + jnp.where(own == 0, 0, own * _mlp(x, order[i], gate_up, down)[0])
+        return out + jnp.where(own == 0, 0, own * _mlp(x, *_of(order[i], gate_up, down))[0])
 
     return jax.lax.fori_loop(0, jnp.sum(visited), body, jnp.zeros_like(x))
 
@@ -144,14 +148,21 @@ def _blocked_rows(x, gate_up, down, plan: Layout, keep_hidden: bool):
     blocks = plan.expert.shape[0]
     token = plan.token.reshape(blocks, -1)
 
-    def body(i, carry):
-        y, hidden = carry
-        out, h = _mlp(take_rows(x, token[i]), plan.expert[i], gate_up, down)
-        return y.at[i].set(out), hidden.at[i].set(h) if keep_hidden else hidden
+    def one_expert(carry):
+        first, *_ = carry
+        e = plan.expert[first]
+        own = _of(e, gate_up, down)  # a copy: one for all of its blocks
+
+        def one_block(carry):
+            i, y, hidden = carry
+            out, h = _mlp(take_rows(x, token[i]), *own)
+            return i + 1, y.at[i].set(out), hidden.at[i].set(h) if keep_hidden else hidden
+
+        return jax.lax.while_loop(lambda c: (c[0] < plan.used) & (plan.expert[c[0]] == e), one_block, carry)
 
     y = jnp.zeros((*token.shape, x.shape[1]), x.dtype)
     hidden = jnp.zeros((*token.shape, 2 * down.shape[1]), x.dtype) if keep_hidden else None
-    y, hidden = jax.lax.fori_loop(0, plan.used, body, (y, hidden))
+    _, y, hidden = jax.lax.while_loop(lambda c: c[0] < plan.used, one_expert, (jnp.int32(0), y, hidden))
     return y.reshape(-1, x.shape[1]), hidden
 
 
