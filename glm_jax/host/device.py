@@ -120,7 +120,14 @@ class Device:
         self.pending.popleft()
         if int(outbox.log.version) != sent.version:
             raise RunError(f"round {sent.round} sampled with version {int(outbox.log.version)}, not {sent.version}.")
+        learnt, seen = map(int, outbox.weights)
+        if learnt != seen:
+            raise RunError(
+                f"round {sent.round} sampled with weights of checksum {seen:#010x}, and version {sent.version} has "
+                f"{learnt:#010x}: a device or a link changed them. Go on from the last checkpoint on other hardware."
+            )
         metrics = {name: float(value) for name, value in outbox.metrics.items()}
+        metrics["handoff/checksum"] = float(seen)
         sampled = read_log(outbox.log, sent.depth)
         self.shards.came_back(sampled, outbox.queued, outbox.pages, sent.version == self.version)
         self._measure(sent, sampled)

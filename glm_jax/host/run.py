@@ -39,7 +39,7 @@ from glm_jax.report.progress import Progress
 from glm_jax.sharding import manifest
 
 CHECKPOINTS, LEDGER, CONFIG, LOG = "checkpoints", "ledger.jsonl", "config.json", "log.txt"
-HANDOFF = "handoff.json"  # the manifest of what sampling sees
+HANDOFF = "handoff.json"  # the manifest of what sampling sees; its checksum is a metric of every round
 
 
 def train(config: RunConfig, workdir: Path, peers: Peers = ALONE) -> None:

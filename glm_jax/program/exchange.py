@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from flax import struct
-from jaxtyping import Array, Float, Int
+from jaxtyping import Array, Float, Int, UInt32
 
 from glm_jax.learn.batch import LearnBatch
 from glm_jax.rollout.pages import Offer, Told
@@ -39,4 +39,5 @@ class Outbox:
     log: Log
     queued: Int[Array, "W"]  # requests that still wait on each device
     metrics: dict[str, Float[Array, ""]]
+    weights: UInt32[Array, "2"]  # checksums: of the policy as it learns, and of what the round sampled with
     pages: PageNews | None = None  # with RolloutConfig.page

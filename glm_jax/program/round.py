@@ -25,6 +25,7 @@ from glm_jax.program.state import RunState
 from glm_jax.rollout import admission, sampler, slots
 from glm_jax.rollout.config import RolloutConfig
 from glm_jax.sharding import layout, manual
+from glm_jax.sharding.checksum import checksum
 from glm_jax.sharding.handoff import handoff
 from glm_jax.sharding.mesh import LayoutError
 
@@ -43,6 +44,7 @@ def run_round(
     version, seed = state.policy.version, state.seed
     with jax.named_scope("handoff"):
         view = handoff(state.policy.params, setup.model, mesh)
+        seen = jnp.stack([checksum(state.policy.params), checksum(view)])
     with jax.named_scope("sample"):
         device, log, usage = sampler.run(view, setup.model, rollout, device, version, seed, inbox.depth)
 
@@ -69,7 +71,7 @@ def run_round(
     if device.pages is not None:
         metrics["sample/retracted"] = jnp.sum(device.pages.retracted).astype(jnp.float32)
     news = device.pages and PageNews(device.pages.news, device.pages.lost)
-    return RunState(*learners, device, state.seed), Outbox(log, device.queue.requests.count, metrics, news)
+    return RunState(*learners, device, state.seed), Outbox(log, device.queue.requests.count, metrics, seen, news)
 
 
 @dataclasses.dataclass(frozen=True)

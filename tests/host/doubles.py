@@ -109,7 +109,7 @@ class FakeProgram:
         idle = (log.rollout < 0).sum() if queue else 0
         metrics = {"policy/loss": np.float32(self.loss(int(state.policy.version))), "critic/loss": np.float32(0.25)}
         metrics |= {"sample/idle": np.float32(idle), "sample/waiting": np.float32(log.rollout.size if queue else 0)}
-        return state, Outbox(log, np.asarray([len(queue)], np.int32), metrics)
+        return state, Outbox(log, np.asarray([len(queue)], np.int32), metrics, np.zeros(2, np.uint32))
 
     def _sample(self, state: FakeState, job: dict, log: Log, tick: int, slot: int) -> None:
         digest = _digest(state.policy.params["w"].tobytes(), job["rollout"], tuple(job["tokens"]))

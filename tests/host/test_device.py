@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
@@ -74,6 +76,14 @@ def test_a_log_of_another_version_than_was_sent_is_an_error(device):
     device.version = 3
     device.dispatch([request(0)], (), None)
     with pytest.raises(RunError, match="round 0 sampled with version 0, not 3"):
+        device.collect()
+
+
+def test_weights_that_changed_on_their_way_to_the_sampler_end_the_run(device):
+    device.dispatch([request(0)], (), None)
+    sent = device.pending[0]
+    device.pending[0] = replace(sent, outbox=sent.outbox.replace(weights=np.array([7, 8], np.uint32)))
+    with pytest.raises(RunError, match="checksum 0x00000008, and version 0 has 0x00000007"):
         device.collect()
 
 
