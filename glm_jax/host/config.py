@@ -190,8 +190,8 @@ class RunConfig:
                 )
         mesh = self.mesh
         split = (
-            ("rollout.slots", self.rollout.slots, "data x fsdp x expert x context", mesh.slots),
-            ("learn.rows", rows, "data x fsdp x expert", mesh.rows),
+            ("rollout.slots", self.rollout.slots, "data x stage x fsdp x expert x context", mesh.slots),
+            ("learn.rows", rows, "data x stage x fsdp x expert", mesh.rows),
             ("learn.length", length, "context", mesh.context),
         )
         for name, size, axes, ways in split:

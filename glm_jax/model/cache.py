@@ -230,5 +230,5 @@ def extend(
     at = place(config, caches, tokens.shape[1], start, count, table)
     x = embed(params, tokens, at.valid, config.dtype)
     state = CacheState(no_selection(config, at), caches)
-    x, state, _ = run_layers(params, config, x, at.valid, state, partial(attend, config, at))
+    x, state, _ = run_layers(params, config, x, at, state, partial(attend, config))
     return rms_norm(x, params.norm, config.rms_norm_eps), state.caches

@@ -106,6 +106,11 @@ class ModelConfig:
         return schedule.layer_groups(self.kinds)
 
     @property
+    def staged(self) -> int | None:
+        """The group that pipeline stages share out, where one can be cut."""
+        return schedule.staged_group(self.groups)
+
+    @property
     def full_layers(self) -> tuple[int, ...]:
         """Layers that run their own indexer."""
         return tuple(i for i, kind in enumerate(self.kinds) if kind.full)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
 FULL, SHARED = "full", "shared"
@@ -27,6 +27,11 @@ class LayerGroup(NamedTuple):
     first: int
     pattern: tuple[LayerKind, ...]
     repeats: int
+
+    @property
+    def size(self) -> int:
+        """Layers."""
+        return len(self.pattern) * self.repeats
 
 
 def indexer_types(layers: int, raw: dict[str, Any]) -> tuple[str, ...]:
@@ -69,20 +74,42 @@ def mlp_types(layers: int, raw: dict[str, Any]) -> tuple[str, ...]:
     return tuple(types)
 
 
-def layer_groups(kinds: Sequence[LayerKind]) -> tuple[LayerGroup, ...]:
-    """Covers the layers with as few scans as repetition allows: at each layer the pattern whose repeats reach furthest.
+def layer_groups(kinds: tuple[LayerKind, ...]) -> tuple[LayerGroup, ...]:
+    """Covers the layers with as few scans as repetition allows, of those with the fewest layers in their patterns.
 
-    GLM-5.2 gives F F F dense, then 18 x [S S S F], then S S S.
+    Of equal covers it takes the one whose patterns begin with a layer that computes a selection, so that what repeats
+    can be cut into pipeline stages: GLM-5.2 gives F F F dense, S S S, then 18 x [F S S S].
     """
-    groups, first = [], 0
-    while first < len(kinds):
-        best, rest = LayerGroup(first, tuple(kinds[first : first + 1]), 1), kinds[first:]
-        for period in range(1, len(rest) // 2 + 1):
-            repeats = 1
-            while rest[repeats * period : (repeats + 1) * period] == rest[:period]:
-                repeats += 1
-            if repeats > 1 and repeats * period > best.repeats * len(best.pattern):
-                best = LayerGroup(first, tuple(rest[:period]), repeats)
-        groups.append(best)
-        first += best.repeats * len(best.pattern)
-    return tuple(groups)
+    best: list[tuple[tuple[int, ...], tuple[LayerGroup, ...]]] = [((0, 0, 0, 0), ())]  # from each layer on, last first
+    for first in reversed(range(len(kinds))):
+        covers = []
+        for group in _groups_from(kinds, first):
+            (scans, traced, late, _), rest = best[len(kinds) - first - group.size]
+            late += group.size if group.repeats > 1 and not group.pattern[0].full else 0
+            covers.append(((scans + 1, traced + len(group.pattern), late, -group.size), (group, *rest)))
+        best.append(min(covers, key=lambda cover: cover[0]))
+    return best[-1][1]
+
+
+def _groups_from(kinds: tuple[LayerKind, ...], first: int) -> Iterator[LayerGroup]:
+    """The layer alone, and every run of repeats that begins with it."""
+    yield LayerGroup(first, kinds[first : first + 1], 1)
+    for period in range(1, (len(kinds) - first) // 2 + 1):
+        pattern, repeats = kinds[first : first + period], 2
+        while kinds[first + (repeats - 1) * period : first + repeats * period] == pattern:
+            yield LayerGroup(first, pattern, repeats)
+            repeats += 1
+
+
+def staged_group(groups: Sequence[LayerGroup]) -> int | None:
+    """The group that pipeline stages share out: the longest in which a stage's layers hang on no other's selection.
+
+    Its pattern begins with a layer that computes one, and so does the layer after it.
+    """
+    found = None
+    for i, group in enumerate(groups):
+        after = groups[i + 1].pattern[0].full if i + 1 < len(groups) else True
+        longest = found is None or group.size > groups[found].size
+        if group.repeats > 1 and group.pattern[0].full and after and longest:
+            found = i
+    return found

@@ -21,6 +21,7 @@ class Target(NamedTuple):
     widths: tuple[str, ...] = ()  # and the axes that split each of them
     gather: Callable[[Any, Any], Any] | None = None  # makes a parameter whole, given its declaration
     context: str | None = None  # the axis that the columns of rows are split over
+    stages: Any = None  # model/stages.py: the axis that shares out the layers of a group
 
 
 _target: ContextVar[Target | None] = ContextVar("target", default=None)

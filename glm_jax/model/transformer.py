@@ -54,11 +54,11 @@ def hidden_states(
     state = rows.nothing_carried(view, config, selecting, train_indexer)
     kl_weights = jnp.asarray(rows.kl_weights(config), state.kl.dtype)
 
-    def attend(kind, p, x, state, numbers):
+    def attend(view, kind, p, x, state, numbers):
         kl_weight = kl_weights[numbers[0]] if train_indexer else None
         return rows.attend(p, config, x, view, state, kind.full and selecting, kl_weight)
 
-    x, state, traced = run_layers(params, config, x, view.valid, state, attend, trace)
+    x, state, traced = run_layers(params, config, x, view, state, attend, trace)
     x = rms_norm(x, params.norm, config.rms_norm_eps)
     if sorts:
         x = jnp.take_along_axis(x, jnp.argsort(order, axis=1)[..., None], axis=1)

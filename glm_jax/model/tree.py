@@ -40,12 +40,12 @@ def map_leaves(f, tree, *rest):
     return jax.tree.map(f, tree, *rest, is_leaf=is_leaf)
 
 
-def stack(tree, repeats: int):
-    """Adds the leading layer dimension that a scan runs over; a group of one layer has none."""
+def stack(tree, repeats: int, axis: str = "layer"):
+    """Adds the leading dimension, by this name, of layers that a scan runs over; a group of one layer has none."""
     if repeats == 1:
         return tree
     return map_leaves(
-        lambda leaf: dataclasses.replace(leaf, shape=(repeats, *leaf.shape), axes=("layer", *leaf.axes)), tree
+        lambda leaf: dataclasses.replace(leaf, shape=(repeats, *leaf.shape), axes=(axis, *leaf.axes)), tree
     )
 
 

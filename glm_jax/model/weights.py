@@ -74,7 +74,13 @@ def abstract(config: ModelConfig, critic: bool = False) -> Transformer:
 
     return Transformer(
         embed=Leaf((vocab, dim), ("vocab", "embed"), dim),
-        groups=tuple(tuple(tree.stack(declare_layer(config, k), g.repeats) for k in g.pattern) for g in config.groups),
+        groups=tuple(
+            tuple(
+                tree.stack(declare_layer(config, k), g.repeats, "stage" if i == config.staged else "layer")
+                for k in g.pattern
+            )
+            for i, g in enumerate(config.groups)
+        ),
         norm=Leaf((dim,), (None,), value=1.0),
         head=None if critic or config.tie_word_embeddings else Leaf((dim, vocab), ("embed", "vocab"), dim),
         value=Leaf((dim + 1,), (None,)) if critic else None,

@@ -100,6 +100,7 @@ def build(
     setup = Setup(model, config, rollout.temperature, rollout.top_p)
     with layout.tracing_for(mesh):
         shards = manual.ways()
+    layout.check_stages(model, mesh)
     _check_rows(rollout, config, mesh, shards)
 
     def new_policy(seed):

@@ -13,6 +13,8 @@ from glm_jax.sharding import layout
 
 def handoff(params: Transformer, config: ModelConfig, mesh: Mesh) -> Transformer:
     """Reshards from the learning to the sampling layout, in the form that decoding wants."""
-    target = layout.shardings(weights.abstract(config), layout.SAMPLE, mesh)
-    view = jax.lax.with_sharding_constraint(params, target)
+    view = params
+    # Layers in stages leave them last: of a change to two dimensions at once XLA makes a whole copy on every device.
+    for rules in ({**layout.SAMPLE, "stage": layout.LEARN["stage"]}, layout.SAMPLE):
+        view = jax.lax.with_sharding_constraint(view, layout.shardings(weights.abstract(config), rules, mesh))
     return weights.for_decoding(view, config)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import os
 from collections import Counter
 from collections.abc import Sequence
 from typing import Any
@@ -93,7 +94,11 @@ def _entry(
     size = jax.numpy.dtype(dtype).itemsize
     needed = size * math.prod(n // _ways(axes, sizes) for n, axes in zip(leaf.shape, after, strict=True))
     kept = size * float(np.mean(overlap))
-    crossed = {a for x, y in zip(before, after, strict=True) if x != y for a in (*x, *y)} if kept < needed else set()
+    crossed = set()
+    if kept < needed:
+        for x, y in zip(before, after, strict=True):
+            same = len(os.path.commonprefix([x, y]))  # devices that differ in these have nothing for one another
+            crossed |= {*x[same:], *y[same:]}
     return Entry(name, leaf.shape, dtype, before, after, needed, kept, tuple(a for a in sizes if a in crossed))
 
 

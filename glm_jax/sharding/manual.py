@@ -1,16 +1,18 @@
 """Each device on its own rows: the model runs in a `shard_map`, so that what moves between devices is written down.
 
-Rows of a batch and slots meet nowhere but at the experts (model/exchange.py), in the weights, and in attention where
-devices share a row, each with some of its columns (model/context.py). Weights of the learning layout are gathered layer
-by layer, inside what is recomputed, and their gradients scattered as they are summed; those of the sampling layout are
-where they are wanted. Meshes with a `tensor` axis are left to XLA's partitioner: the collectives that it adds are for
-all devices, and devices that loop as often as their own rows want would not all come.
+Rows of a batch and slots meet nowhere but at the experts (model/exchange.py), in the weights, in attention where
+devices share a row, each with some of its columns (model/context.py), and in layers that devices share out, through
+which rows pass from one to the next (model/stages.py). Weights of the learning layout are gathered layer by layer,
+inside what is recomputed, and their gradients scattered as they are summed; those of the sampling layout are where they
+are wanted. Meshes with a `tensor` axis are left to XLA's partitioner: the collectives that it adds are for all devices,
+and devices that loop as often as their own rows want would not all come.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import jax
@@ -21,6 +23,7 @@ from jaxtyping import Array, Float, Int
 from glm_jax.model import cache, tree, weights
 from glm_jax.model.cache import Caches
 from glm_jax.model.config import ModelConfig
+from glm_jax.model.stages import Stages
 from glm_jax.model.target import target, tracing_for
 from glm_jax.model.weights import Transformer
 from glm_jax.sharding import layout
@@ -53,23 +56,27 @@ def each_on_its_rows(
         return lambda *arrays: run(params, *arrays)
     leaves = weights.declared(params, config)
 
-    def over(axis: str | None) -> tuple[str, ...]:
-        """The mesh axes of a logical one, `tensor` apart, which has one device here."""
-        found = rules[axis] if axis else None
-        return tuple(a for a in ((found,) if isinstance(found, str) else found or ()) if a in where.rows)
+    def split_over(leaf: tree.Leaf) -> list[tuple[str, ...]]:
+        """The mesh axes of each dimension, `tensor` apart, which has one device here."""
+        return [tuple(a for a in axes if a in where.rows) for axes in layout.split(leaf, rules)]
 
-    def gather(leaf: tree.Leaf, a: Array) -> Array:
-        for dimension, axis in enumerate(leaf.axes):
-            if axis not in KEPT and over(axis):
-                a = jax.lax.all_gather(a, over(axis), axis=dimension, tiled=True)
+    def gather(leaf: tree.Leaf, a: Array, apart: str | None = None) -> Array:
+        for dimension, (name, axes) in enumerate(zip(leaf.axes, split_over(leaf), strict=True)):
+            axes = tuple(axis for axis in axes if axis != apart)
+            if name not in KEPT and axes:
+                a = jax.lax.all_gather(a, axes, axis=dimension, tiled=True)
         return a
 
     samples = rules is layout.SAMPLE
-    how = {"widths": over("expert_width")} if samples else {"gather": gather, "context": layout.COLUMNS}
-    split_over = layout.SLOTS if samples else layout.ROWS
+    if samples:
+        how = {"widths": tuple(a for a in rules["expert_width"] if a in where.rows)}
+    else:
+        shared_out = Stages(layout.STAGES, partial(gather, apart=layout.STAGES))
+        how = {"gather": gather, "context": layout.COLUMNS, "stages": shared_out}
+    device_axes = layout.SLOTS if samples else layout.ROWS
     flat, structure = jax.tree.flatten(params)
-    places = [PartitionSpec(*map(over, leaf.axes)) for leaf in jax.tree.leaves(leaves, is_leaf=tree.is_leaf)]
-    rows = lambda dimension: PartitionSpec(*[None] * dimension, split_over)
+    places = [PartitionSpec(*split_over(leaf)) for leaf in jax.tree.leaves(leaves, is_leaf=tree.is_leaf)]
+    rows = lambda dimension: PartitionSpec(*[None] * dimension, device_axes)
 
     def on_one(flat, *arrays):
         mine = jax.tree.unflatten(structure, flat)

@@ -10,7 +10,7 @@ import jax
 import numpy as np
 from jax.sharding import AxisType, Mesh
 
-AXES = ("data", "fsdp", "expert", "tensor", "context")
+AXES = ("data", "stage", "fsdp", "expert", "tensor", "context")
 
 
 class LayoutError(ValueError):
@@ -19,12 +19,13 @@ class LayoutError(ValueError):
 
 @dataclasses.dataclass(frozen=True)
 class MeshConfig:
-    """How many devices each axis has. Slots are split over all but tensor, batch rows over data, fsdp and expert.
+    """How many devices each axis has. Slots are split over all but tensor, batch rows over all but tensor and context.
 
-    The columns of batch rows are split over context.
+    The columns of batch rows are split over context; stage shares out the layers of the longest group in learning.
     """
 
     data: int = 1
+    stage: int = 1
     fsdp: int = 1
     expert: int = 1
     tensor: int = 1
@@ -33,7 +34,7 @@ class MeshConfig:
     @property
     def rows(self) -> int:
         """Ways that batch rows are split."""
-        return self.data * self.fsdp * self.expert
+        return self.data * self.stage * self.fsdp * self.expert
 
     @property
     def size(self) -> int:
@@ -47,11 +48,12 @@ class MeshConfig:
 
     def check(self) -> list[str]:
         problems = [f"{k}={getattr(self, k)} must be at least 1" for k in AXES if getattr(self, k) < 1]
-        if self.tensor > 1 and self.context > 1:
-            problems.append(
-                f"tensor={self.tensor} with context={self.context}: a model split over tensor is left to XLA, and that "
-                "does not share out the columns of rows; set one of them to 1"
-            )
+        for axis, what in (("context", "the columns of rows"), ("stage", "layers")):
+            if self.tensor > 1 and (size := getattr(self, axis)) > 1:
+                problems.append(
+                    f"tensor={self.tensor} with {axis}={size}: a model split over tensor is left to XLA, and that does "
+                    f"not share out {what}; set one of them to 1"
+                )
         return problems
 
 

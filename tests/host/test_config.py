@@ -45,9 +45,9 @@ def test_the_base_of_these_tests_is_a_config_that_runs():
         (dict(rl__batch=9), "rl.batch = 9 rollouts of up to 32 tokens need not fit 1 x 8 rows of 32, which hold 8"),
         (
             dict(mesh__data=3),
-            "rollout.slots = 64 cannot be split over data x fsdp x expert x context = 3 devices evenly",
+            "rollout.slots = 64 cannot be split over data x stage x fsdp x expert x context = 3 devices evenly",
         ),
-        (dict(mesh__data=16), "learn.rows = 8 cannot be split over data x fsdp x expert = 16 devices evenly"),
+        (dict(mesh__data=16), "learn.rows = 8 cannot be split over data x stage x fsdp x expert = 16 devices evenly"),
         (dict(mesh__context=64), "learn.length = 32 cannot be split over context = 64 devices evenly: change it or"),
         (dict(mesh__context=2, mesh__tensor=2), "tensor=2 with context=2: a model split over tensor is left to XLA"),
         (dict(rl__steps=0), "no stage has steps"),

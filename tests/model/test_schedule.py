@@ -7,7 +7,7 @@ import random
 import pytest
 
 from glm_jax.model.config import glm52_744b
-from glm_jax.model.schedule import LayerKind, ScheduleError, indexer_types, layer_groups, mlp_types
+from glm_jax.model.schedule import LayerKind, ScheduleError, indexer_types, layer_groups, mlp_types, staged_group
 
 F, S = "full", "shared"
 
@@ -70,20 +70,32 @@ def test_glm52_computes_in_21_of_78_layers():
     assert len(glm52_744b().full_layers) == 21
 
 
-def test_glm52_groups_as_three_dense_then_eighteen_fours_then_three_shared():
+def test_glm52_groups_as_three_dense_three_shared_and_eighteen_fours_that_begin_with_a_selection():
     dense, full, shared = LayerKind(True, False), LayerKind(True, True), LayerKind(False, True)
     assert glm52_744b().groups == (
         (0, (dense,), 3),
-        (3, (shared, shared, shared, full), 18),
-        (75, (shared,), 3),
+        (3, (shared,), 3),
+        (6, (full, shared, shared, shared), 18),
     )
+
+
+def test_stages_share_out_the_longest_group_that_passes_no_selection_in_or_on():
+    kinds = {"F": LayerKind(True, True), "S": LayerKind(False, True), "D": LayerKind(True, False)}
+    staged = lambda text: (groups := layer_groups(tuple(kinds[k] for k in text)), staged_group(groups))
+    groups, found = staged("DDDSSS" + "FSSS" * 18)
+    assert found == 2 and groups[found].size == 72
+    groups, found = staged("DDFSFSFS")
+    assert groups[found] == (2, tuple(kinds[k] for k in "FS"), 3)
+    assert staged("FSFSFSS")[1] is None, "the last layer takes its selection from the group"
+    assert staged("DFS")[1] is None, "nothing repeats"
+    assert staged("FSSS")[1] is None, "what repeats computes no selection"
 
 
 def test_groups_cover_every_layer_once_in_order_whatever_the_schedule():
     rng = random.Random(0)
     for _ in range(300):
-        kinds = [LayerKind(rng.random() < 0.5, rng.random() < 0.7) for _ in range(rng.randrange(1, 14))]
+        kinds = tuple(LayerKind(rng.random() < 0.5, rng.random() < 0.7) for _ in range(rng.randrange(1, 14)))
         groups = layer_groups(kinds)
-        assert [kind for group in groups for kind in group.pattern * group.repeats] == kinds
+        assert [kind for group in groups for kind in group.pattern * group.repeats] == list(kinds)
         starts = [sum(len(g.pattern) * g.repeats for g in groups[:i]) for i in range(len(groups))]
         assert [group.first for group in groups] == starts

@@ -48,6 +48,11 @@ def two_layers(**changes) -> ModelConfig:
     return tiny_config(num_hidden_layers=2, **{**types, **changes})
 
 
+def staged_layers(**changes) -> ModelConfig:
+    """A dense layer, one of experts that shares its selection, and two that compute their own: one for each stage."""
+    return tiny_config(**{"indexer_types": ("full", "shared", "full", "full"), **changes})
+
+
 def random_params(config: ModelConfig, seed: int = 0, critic: bool = False) -> weights.Transformer:
     """Drawn with numpy, without a compile: matrices at fan-in^-1/2, norms and biases spread around their constant."""
     rng = np.random.default_rng(seed)

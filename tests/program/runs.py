@@ -11,6 +11,7 @@ import numpy as np
 
 from glm_jax.learn.batch import IDLE, RL, SFT, VALUE, LearnBatch, empty_batch
 from glm_jax.learn.config import LearnConfig, OptimizerConfig
+from glm_jax.model.config import ModelConfig
 from glm_jax.program.exchange import Inbox
 from glm_jax.program.round import Program, build
 from glm_jax.program.state import RunState
@@ -147,5 +148,5 @@ def scenario(program: Program) -> Run:
 
 
 @cache
-def on_one_device() -> Run:
-    return scenario(program({}))
+def on_one_device(model: ModelConfig = MODEL) -> Run:
+    return scenario(program({}, model=model))

@@ -1,4 +1,4 @@
-"""One device and eight give the same tokens, losses, gradients and weights, however the mesh is cut."""
+"""One device and up to eight give the same tokens, losses, gradients and weights, however the mesh is cut."""
 
 from __future__ import annotations
 
@@ -7,13 +7,14 @@ import numpy as np
 import pytest
 
 from glm_jax.learn.optimizer import MAIN
-from tests.model.tiny import named_leaves
-from tests.program.runs import on_one_device, program, sampled, scenario
+from tests.model.tiny import named_leaves, three_layers
+from tests.program.runs import MODEL, on_one_device, program, sampled, scenario
 
 pytestmark = pytest.mark.usefixtures("hasty_compiles")
 
 # Once first moments are (1 - b1) · gradient; later they are sums of gradients, in which a difference would stay.
 STATES = ["rl", "sft", "value", "end"]
+STAGED = three_layers(indexer_types=("full", "full", "full"))  # the last two one in each stage
 MESHES = {
     "expert=4 data=2": dict(expert=4, data=2),
     "data=8": dict(data=8),
@@ -21,6 +22,8 @@ MESHES = {
     "context=8": dict(context=8),
     "fsdp=2 expert=2 tensor=2": dict(fsdp=2, expert=2, tensor=2),
     "fsdp=2 expert=2 context=2": dict(fsdp=2, expert=2, context=2),
+    "stage=2": dict(stage=2),
+    "stage=2 expert=2 context=2": dict(stage=2, expert=2, context=2),
 }
 
 
@@ -30,8 +33,9 @@ def close(got, want, scale: float, name: str) -> None:
 
 @pytest.mark.scale
 @pytest.mark.parametrize("mesh", MESHES)
-def test_eight_devices_give_what_one_gives(mesh):
-    want, got = on_one_device(), scenario(program(MESHES[mesh]))
+def test_many_devices_give_what_one_gives(mesh):
+    model = STAGED if "stage" in mesh else MODEL
+    want, got = on_one_device(model), scenario(program(MESHES[mesh], model=model))
     mine, theirs = sampled(got.logs), sampled(want.logs)
     assert {r: [t for t, _ in pairs] for r, pairs in mine.items()} == {r: [t for t, _ in p] for r, p in theirs.items()}
     for rollout, pairs in theirs.items():

@@ -13,9 +13,9 @@ from glm_jax.sharding.checksum import checksum
 from glm_jax.sharding.handoff import handoff
 from glm_jax.sharding.manifest import abstract, in_place, manifest, moved, stays
 from glm_jax.sharding.mesh import MeshConfig, make_mesh
-from tests.model.tiny import named_leaves, random_params, three_layers
+from tests.model.tiny import named_leaves, random_params, staged_layers
 
-CONFIG = three_layers()
+CONFIG = staged_layers()
 
 
 def bounds(sharding, shape):
@@ -25,7 +25,8 @@ def bounds(sharding, shape):
 
 
 @pytest.mark.parametrize(
-    "axes", [dict(fsdp=2, context=2, expert=2), dict(data=2, expert=2, tensor=2), dict(tensor=2), {}]
+    "axes",
+    [dict(fsdp=2, context=2, expert=2), dict(data=2, expert=2, tensor=2), dict(tensor=2), dict(stage=2, fsdp=2), {}],
 )
 def test_bytes_that_stay_are_those_in_both_shards_of_a_device(axes):
     config = MeshConfig(**axes)
@@ -47,7 +48,7 @@ def test_bytes_that_stay_are_those_in_both_shards_of_a_device(axes):
         assert all(mesh.shape[axis] > 1 for axis in entry.axes)
     held = sum(e.bytes for e in entries)
     assert sum(moved(entries).values()) == pytest.approx(held * (1 - stays(entries)))
-    assert (in_place(entries) < 1) == ({"fsdp", "expert"} <= set(axes) or "data" in axes)
+    assert (in_place(entries) < 1) == (axes not in ({}, {"tensor": 2}))
 
 
 def words(arrays) -> np.ndarray:
