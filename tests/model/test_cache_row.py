@@ -6,11 +6,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from jax.sharding import Mesh
 
 from glm_jax.model import cache_row
 from glm_jax.model.target import tracing_for
 from glm_jax.sharding import layout
+from glm_jax.sharding.mesh import MeshConfig, make_mesh
 from tests.model.tiny import tiny_config
 
 
@@ -38,7 +38,7 @@ def test_rows_are_packed_where_kernels_read_them_and_keep_every_bit(platform, dt
 def test_where_a_tensor_axis_splits_the_model_rows_stay_as_they_are():
     """No device then reads the caches by itself, and XLA cannot divide a kernel."""
     config = tiny_config(kv_lora_rank=128)
-    for sizes, packed in (((4, 1, 1, 2), False), ((4, 2, 1, 1), True)):
-        mesh = Mesh(np.array(jax.devices()[:8]).reshape(sizes), (*layout.ROWS, "tensor"))
+    for axes, packed in ((dict(data=4, tensor=2), False), (dict(data=4, fsdp=2), True)):
+        mesh = make_mesh(MeshConfig(**axes))
         with tracing_for("tpu", mesh=mesh, rows=layout.ROWS, heads=("tensor",)):
             assert cache_row.packed(cache_row.empty(config, 1)) == packed

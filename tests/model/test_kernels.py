@@ -10,13 +10,13 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax.experimental.pallas import tpu as pltpu
-from jax.sharding import Mesh
 
 import glm_jax
 from glm_jax.model import cache, kernels, rows, weights
 from glm_jax.model.target import tracing_for
 from glm_jax.model.transformer import hidden_states
 from glm_jax.sharding import layout
+from glm_jax.sharding.mesh import MeshConfig, make_mesh
 from pallas_kernels.index_select import gpu as index_select_gpu
 from pallas_kernels.index_select import reference as index_select_reference
 from pallas_kernels.sparse_mla import gpu, gpu_backward, reference, tpu, tpu_backward
@@ -70,7 +70,7 @@ def test_loss_and_gradient_are_those_of_a_cpu(calls):
 def test_every_device_of_a_mesh_attends_its_rows_and_heads(calls):
     params, tokens = random_params(CONFIG), random_tokens(CONFIG, *DOCUMENTS.shape)
     wanted = loss_and_gradient(CONFIG, params, tokens, "cpu")
-    mesh = Mesh(np.array(jax.devices()[:4]).reshape(2, 1, 1, 2), (*layout.ROWS, "tensor"))
+    mesh = make_mesh(MeshConfig(data=2, tensor=2))
     how = {"mesh": mesh, "rows": layout.ROWS, "heads": ("tensor",)}
     assert_close(loss_and_gradient(CONFIG, params, jax.device_put(tokens, layout.rows(mesh)), ELSEWHERE, **how), wanted)
     assert calls

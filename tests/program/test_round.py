@@ -128,7 +128,7 @@ def test_metrics_say_what_was_sampled_and_are_zero_for_what_was_not_learned():
     [
         (
             dict(rollout=replace(ROLLOUT, slots=12)),
-            "rollout.slots=12 does not divide over data × fsdp × expert × context",
+            "rollout.slots=12 does not divide over data × stage × fsdp × expert × context",
         ),
         (dict(config=replace(LEARN, rows=6)), "learn.rows=6 does not divide"),
         (dict(config=replace(LEARN, length=25)), "learn.length=25 does not divide over context = 2 devices: change it"),
