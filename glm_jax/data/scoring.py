@@ -1,7 +1,7 @@
 """Rewards that come with the tasks, and exact match, which is another figure.
 
-A reward is a function of (completion: str, task: dict) -> float; `task` holds the fields of data.tasks.Task. A config
-names it as module:function.
+A reward is a function of (completion: str, task: dict) -> float, or a dict with it under `score`; `task` holds the
+fields of data.tasks.Task. A config names it as module:function.
 """
 
 from __future__ import annotations

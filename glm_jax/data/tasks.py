@@ -53,7 +53,7 @@ class TaskConfig:
     path: str | None = None
     eval_path: str | None = None
     environments: tuple[str, ...] = ()  # folders of Harbor tasks, or families of them; rewards are their verifiers'
-    reward: str = GYM_REWARD  # module:function of (completion: str, task: dict) -> float
+    reward: str = GYM_REWARD  # module:function of (completion: str, task: dict) -> float, or {"score": float, ...}
     template: str = "{question}\n"  # may name question and metadata[...], the entry's own fields
 
     def check(self) -> list[str]:

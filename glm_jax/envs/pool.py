@@ -17,7 +17,7 @@ from glm_jax.envs.process import Worker
 START_LIMIT = 120.0  # seconds a worker has to import the function
 STARTS = 3  # failed starts in a row after which the pool gives up
 TRIES = 2  # of a call whose worker dies, and workers that a home may lose
-RAISED, TIMED_OUT, WORKER_DIED = "raised", "timed_out", "worker_died"
+RAISED, NOT_A_NUMBER, TIMED_OUT, WORKER_DIED = "raised", "not_a_number", "timed_out", "worker_died"
 
 
 class PoolError(RuntimeError):
@@ -241,9 +241,8 @@ class Pool:
         elif "failed" in message:
             self._fail(f"the {self._noun} function cannot be loaded: {message['failed']}; {self._remedy}")
         elif (call := seat.calls.pop(message["number"], None)) is not None:
-            raised = message.get("raised")
             with self._changed:
-                self._finish(call, Answer(message["value"]) if raised is None else Answer(None, RAISED, raised))
+                self._finish(call, Answer(message.get("value"), message.get("cause"), message.get("detail", "")))
 
     def _finish(self, call: _Call, answer: Answer) -> None:
         self._outstanding.discard(call.key)

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
-from glm_jax.envs.pool import Answer, Pool, PoolError
+from glm_jax.envs.pool import NOT_A_NUMBER, Answer, Pool, PoolError
 
 NAMED = 10  # keys named in an error
+SCORE = "score"
+REMEDY = f"one number, or a dict with a number under {SCORE!r}"
 
 
 @dataclass(frozen=True)
@@ -16,13 +18,16 @@ class Score:
     """A reward, or why there is none. Exactly one of `value` and `cause` is None."""
 
     value: float | None
-    cause: str | None = None  # raised | timed_out | nan | out_of_range | worker_died
+    cause: str | None = None  # raised | not_a_number | timed_out | nan | out_of_range | worker_died
     detail: str = ""  # the cause in words
+    metrics: dict[str, float] = field(default_factory=dict)  # what else the function told, by name
 
 
 class RewardPool:
-    """Calls `function` (module:function of (completion: str, task: dict) -> float) in `workers` processes.
+    """Calls `function` (module:function of (completion: str, task: dict) -> reward) in `workers` processes.
 
+    It returns a number, Python's or numpy's, or a dict whose number `score` is the reward; the dict's other numbers are
+    metrics.
     Each call has `time_limit` seconds from the moment a worker takes it up. Rewards lie within `bounds`, both ends
     included. See Pool, or what `make` makes in its place, for what happens to calls that do not end well.
     """
@@ -73,12 +78,23 @@ class RewardPool:
         return sorted(self.poll(), key=lambda pair: pair[0])
 
     def _judge(self, answer: Answer) -> Score:
-        value = answer.value
+        value, metrics, cause, detail = answer.value, {}, answer.cause, answer.detail
         low, high = self._bounds
-        if value is None:
-            return Score(None, answer.cause, answer.detail)
+        if isinstance(value, dict):
+            metrics = {name: float(v) for name, v in value.items() if name != SCORE and _finite(v)}
+            if not isinstance(value.get(SCORE), int | float):
+                cause, detail = NOT_A_NUMBER, f"it returned {str(value):.100}, without a number under {SCORE!r}"
+            value = value.get(SCORE)
+        if cause == NOT_A_NUMBER:
+            return Score(None, cause, f"{detail}; let {self._function} return {REMEDY}")
+        if cause is not None:
+            return Score(None, cause, detail)
         if math.isnan(value):
             return Score(None, "nan", "the reward is NaN")
         if not low <= value <= high:
             return Score(None, "out_of_range", f"the reward is {value:g}; it has to lie in [{low:g}, {high:g}]")
-        return Score(value)
+        return Score(float(value), metrics=metrics)
+
+
+def _finite(value: object) -> bool:
+    return isinstance(value, int | float) and math.isfinite(value)

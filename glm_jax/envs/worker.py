@@ -12,6 +12,7 @@ from __future__ import annotations
 import ctypes
 import importlib
 import json
+import numbers
 import os
 import select
 import signal
@@ -122,14 +123,46 @@ def _serve(connection: Connection) -> None:
 def _call(function: Callable[..., Any], arguments: tuple) -> dict:
     try:
         value = function(*arguments)
+        plain = _plain(value)
+        if plain is not None:
+            return {"value": plain}
     except BaseException as error:  # SystemExit too: user code must not end the worker
-        return {"raised": describe(error)}
+        return {"cause": "raised", "detail": describe(error)}
+    return {"cause": "not_a_number", "detail": f"it returned {_shown(value)} ({type(value).__name__})"}
+
+
+def _plain(value: Any) -> Any:
+    """A number, or a dict whose numbers are plain, as JSON may hold it; None for anything else.
+
+    Numbers of numpy and of arrays without axes count. A text is none, whatever float() makes of it.
+    """
     if isinstance(value, dict):
-        return {"value": value}
+        return {str(key): _item(inner) for key, inner in value.items()}
+    return None if isinstance(value, str) else _number(value)
+
+
+def _item(value: Any) -> Any:
+    if value is None or isinstance(value, (str, bool, int, float)):
+        return value
+    if isinstance(value, dict):
+        return _plain(value)
+    if isinstance(value, (list, tuple)):
+        return [_item(inner) for inner in value]
+    number = _number(value)
+    return _shown(value) if number is None else number
+
+
+def _number(value: Any) -> float | None:
+    if not isinstance(value, numbers.Real) and getattr(value, "shape", None) != ():
+        return None
     try:
-        return {"value": float(value)}
-    except (TypeError, ValueError):
-        return {"raised": f"it returned {value!r:.100} ({type(value).__name__}); a reward is one float"}
+        return float(value)
+    except (TypeError, ValueError, OverflowError):
+        return None
+
+
+def _shown(value: Any) -> str:
+    return f"{value!r:.100}"
 
 
 def _prctl(option: int, value: int) -> None:

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from glm_jax.data.tasks import Task
-from glm_jax.host.rollouts import EVAL, TRUNCATED, UNUSED, Rollout
+from glm_jax.host.rollouts import EVAL, TRUNCATED, UNUSED, Rollout, mean_metrics
 from glm_jax.host.sampling import Sampling
 from glm_jax.report.plots import Sample
 
@@ -22,6 +22,7 @@ class Result:
     exact: bool | None
     length: int  # sampled tokens
     truncated: bool
+    metrics: dict[str, float] = field(default_factory=dict)  # the reward function's own
 
 
 class Evaluation:
@@ -46,7 +47,7 @@ class Evaluation:
         mine = [rollout for rollout in scored if rollout.purpose == EVAL and rollout.reward is not None]
         for rollout in mine:
             exact, cut = rollout.exact, rollout.ending in TRUNCATED
-            self.results.append(Result(rollout.task, rollout.reward, exact, rollout.count, cut))
+            self.results.append(Result(rollout.task, rollout.reward, exact, rollout.count, cut, rollout.metrics))
             if len(self.shown) < SHOWN:
                 self.shown.append(as_sample(rollout, self.sampling))
         self.sampling.ledger.settle([rollout.id for rollout in mine], UNUSED)
@@ -70,6 +71,7 @@ class Evaluation:
             values["eval/reward"] = sum(result.reward for result in self.results) / count
             values["eval/length"] = sum(result.length for result in self.results) / count
             values["eval/truncated_share"] = sum(result.truncated for result in self.results) / count
+            values |= mean_metrics([result.metrics for result in self.results], "eval/score/")
         return values
 
 

@@ -11,7 +11,7 @@ import jax
 from glm_jax.host.device import Outcome
 from glm_jax.host.goodput import Goodput
 from glm_jax.host.ledger import Book
-from glm_jax.host.rollouts import FATES, TRUNCATED, Rollout
+from glm_jax.host.rollouts import FATES, TRUNCATED, Rollout, mean_metrics
 from glm_jax.host.staleness import lags
 from glm_jax.learn.batch import DRAFT, RL, SFT, VALUE
 
@@ -51,6 +51,7 @@ def batch_figures(rollouts: Sequence[Rollout], version: int, tau: int) -> dict[s
         figures["rollout/observations"] = turns / count
     if exact:
         figures["rollout/exact_match"] = sum(exact) / len(exact)
+    figures |= mean_metrics([rollout.metrics for rollout in rollouts], "rollout/score/")
     return figures | {f"staleness/lag_{lag}": float(late[lag]) for lag in range(tau + 1)}
 
 

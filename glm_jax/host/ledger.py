@@ -5,8 +5,9 @@ from __future__ import annotations
 import math
 from array import array
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 from glm_jax.host.errors import LedgerError
@@ -108,6 +109,7 @@ class Book:
             raise LedgerError(f"rollout {rollout.id} got a reward, but it {state}")
         rollout.scored = True
         rollout.reward, rollout.exact, rollout.cause = event["reward"], event["exact"], event["cause"]
+        rollout.metrics = event.get("metrics", {})
 
     def _fate(self, event: dict[str, Any]) -> None:
         fate = event["fate"]
@@ -157,11 +159,19 @@ class Ledger:
     def end(self, id: int, ending: str) -> None:
         self._record({"event": "end", "id": id, "ending": ending})
 
-    def reward(self, id: int, reward: float | None, exact: bool | None, cause: str | None = None) -> None:
-        """Adds the reward, or with None the cause why there is none."""
+    def reward(
+        self,
+        id: int,
+        reward: float | None,
+        exact: bool | None,
+        cause: str | None = None,
+        metrics: Mapping[str, float] = MappingProxyType({}),
+    ) -> None:
+        """Adds the reward, or with None the cause why there is none, and what else the reward function told."""
         if reward is not None and not math.isfinite(reward):
             raise LedgerError(f"rollout {id} got the reward {reward}; a reward that is not finite has a cause instead")
-        self._record({"event": "reward", "id": id, "reward": reward, "exact": exact, "cause": cause})
+        event = {"event": "reward", "id": id, "reward": reward, "exact": exact, "cause": cause}
+        self._record(event | ({"metrics": dict(metrics)} if metrics else {}))
 
     def settle(self, ids: Iterable[int], fate: str, *, cause: str | None = None, version: int | None = None) -> None:
         """Gives rollouts their fate, and drops them from memory. `version` is that of the weights being trained."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from array import array
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 TRAIN, EVAL = "train", "eval"
@@ -42,6 +43,7 @@ class Rollout:
     reward: float | None = None  # None where scoring failed, and the cause says how
     exact: bool | None = None  # None where the task has no answer to compare with
     cause: str | None = None
+    metrics: dict[str, float] = field(default_factory=dict)  # what else the reward function told, by name
 
     @property
     def kind(self) -> str:
@@ -62,3 +64,10 @@ class Rollout:
     def ready(self) -> bool:
         """Whether a batch may take it: it has ended and its reward is known."""
         return self.ending is not None and self.reward is not None
+
+
+def mean_metrics(told: Sequence[dict[str, float]], prefix: str) -> dict[str, float]:
+    """The mean of each of the reward functions' own metrics, over the rollouts that have it."""
+    names = sorted({name for metrics in told for name in metrics})
+    found = {name: [metrics[name] for metrics in told if name in metrics] for name in names}
+    return {f"{prefix}{name}": sum(values) / len(values) for name, values in found.items()}

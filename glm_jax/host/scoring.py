@@ -72,7 +72,7 @@ class Scorer:
                 continue
             answer = self.tasks[rollout.task].answer
             exact = None if answer is None else exact_match(self.completion(rollout), answer)
-            self.ledger.reward(id, score.value, exact, score.cause)
+            self.ledger.reward(id, score.value, exact, score.cause, score.metrics)
             if score.value is None:
                 self.refuse(id, score, FAILED if score.cause in FAULTS else INVALID)
             else:

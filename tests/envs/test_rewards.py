@@ -54,6 +54,9 @@ def prepare():
     prepared.value = 0.25
 
 prepared.prepare = prepare
+
+def evaluated(completion, task):
+    return eval(completion, {"np": __import__("numpy")})
 """
 
 
@@ -101,11 +104,31 @@ def test_good_and_bad_calls_end_in_a_value_or_a_cause_and_the_others_go_on(funct
     assert sorted(scores) == list(range(len(asked)))
     assert scores[0] == Score(0.5) and scores[8] == Score(0.0) and scores[9] == Score(1.0)
     causes = {asked[key]: score.cause for key, score in scores.items() if score.value is None}
-    ranged, raised = dict.fromkeys(["1.5", "-0.1", "inf"], "out_of_range"), ["raise", "None", "exit", "what"]
-    assert causes == {"nan": "nan", **ranged, **dict.fromkeys(raised, "raised")}
+    ranged, raised = dict.fromkeys(["1.5", "-0.1", "inf"], "out_of_range"), ["raise", "exit", "what"]
+    assert causes == {"nan": "nan", "None": "not_a_number", **ranged, **dict.fromkeys(raised, "raised")}
     assert "KeyError: 'no such thing' (own_rewards.py:" in scores[1].detail
     assert scores[3].detail == "the reward is 1.5; it has to lie in [0, 1]"
     assert "returned None (NoneType)" in scores[6].detail
+
+
+def test_what_functions_written_for_others_return_is_read_as_meant_or_named(functions):
+    rewards = {
+        "np.float32(0.5)": Score(0.5),
+        "np.array(1)": Score(1.0),
+        "np.bool_(True)": Score(1.0),
+        "{'score': 1.0, 'acc': True, 'said': 'yes', 'parts': [1, np.int64(2)]}": Score(1.0, metrics={"acc": 1.0}),
+        "{'score': np.float64(0.25), 'loss': np.array(2.0), 'bad': float('nan')}": Score(0.25, metrics={"loss": 2.0}),
+    }
+    odd = ["(1.0, {})", "'0.5'", "np.str_('0.5')", "np.ones(1)", "[1.0]", "{'acc': 1.0}", "{'score': '1'}", "10**400"]
+    with RewardPool(f"{functions.partition(':')[0]}:evaluated", workers=1, time_limit=20.0) as pool:
+        for key, completion in enumerate([*rewards, *odd]):
+            pool.submit(key, completion, {})
+        scores = [score for _, score in pool.wait(60.0)]
+    assert scores[: len(rewards)] == list(rewards.values())
+    for completion, score in zip(odd, scores[len(rewards) :], strict=True):
+        assert (score.value, score.cause) == (None, "not_a_number"), completion
+        assert "own_rewards:evaluated return one number, or a dict with a number under 'score'" in score.detail
+    assert scores[len(rewards) + 1].detail.startswith("it returned '0.5' (str)")
 
 
 def test_bounds_are_the_callers(functions):

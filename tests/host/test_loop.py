@@ -112,6 +112,17 @@ def test_invalid_rewards_are_counted_by_cause_and_enter_no_mean(tmp_path):
     assert book.fates["trained"] == 24
 
 
+def test_what_a_reward_function_tells_beside_its_score_stands_in_the_rows(tmp_path):
+    told = lambda key: (0.5, None, "", {"acc": 1.0, "odd": 3.0} if key % 2 else {"acc": 0.0})
+    rows = Rows()
+    make_loop(tmp_path, plan(rl=2, tau=0), pool=FakePool(told), rows=rows).run()
+    learned = [row for _, row in rows if "rollout/reward" in row]
+    evaluated = [row for _, row in rows if "eval/reward" in row]
+    assert len(learned) == 2 and all(0 < row["rollout/score/acc"] < 1 for row in learned)
+    assert all(row["rollout/score/odd"] == 3.0 for row in learned), "the mean of those that have it"
+    assert evaluated and all(0 < row["eval/score/acc"] < 1 for row in evaluated)
+
+
 def test_a_reward_that_never_works_stops_the_run_with_its_cause(tmp_path):
     with pytest.raises(RunError, match=r"last 32 rewards were all invalid; the latest of rollout \d+: raised \(why\)"):
         make_loop(tmp_path, plan(), pool=FakePool(lambda key: (None, "raised", "why"))).run()
