@@ -11,6 +11,8 @@ from typing import Any
 
 from tokenizers import Tokenizer
 
+from glm_jax.text import TextError, read_text
+
 FILE = "tokenizer.json"
 # What belongs to the tokenizer in a model folder, for copying it along.
 GENERATION = "generation_config.json"
@@ -27,7 +29,7 @@ class FileTokenizer:
     def __init__(self, folder: Path):
         self.folder = folder
         try:
-            self._tokenizer = Tokenizer.from_file(str(folder / FILE))
+            self._tokenizer = Tokenizer.from_str(read_text(folder / FILE))
         except Exception as error:  # the library raises a bare Exception
             raise TokenizerError(f"{folder / FILE} is no tokenizer: {error}") from None
         self._tokenizer.no_truncation()
@@ -104,7 +106,7 @@ class FileTokenizer:
     def _template(self) -> str:
         file = self.folder / "chat_template.jinja"
         if file.is_file():
-            return file.read_text()
+            return read_text(file)
         template = self._config.get("chat_template")
         if isinstance(template, list):  # several by name
             template = {t["name"]: t["template"] for t in template}.get("default")
@@ -135,7 +137,9 @@ def _read(file: Path) -> dict:
     if not file.is_file():
         return {}
     try:
-        value = json.loads(file.read_text())
+        value = json.loads(read_text(file))
+    except TextError as error:
+        raise TokenizerError(str(error)) from None
     except ValueError as error:
         raise TokenizerError(f"{file} is not JSON: {error}") from None
     return value if isinstance(value, dict) else {}

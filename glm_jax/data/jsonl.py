@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import json
 from dataclasses import dataclass
-from pathlib import Path
 
 from glm_jax.data.errors import DataError
+from glm_jax.text import TextError, read_text
 
 SHOWN = 5  # problems named in an error; the rest is counted
 
@@ -25,12 +25,15 @@ def read_jsonl(path: str) -> list[Record]:
     Raises DataError when the file cannot be read, holds nothing, or has lines that are no task (all counted).
     """
     try:
-        text = Path(path).read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise DataError(f"{path} cannot be read as UTF-8 text: {error}") from error
+        text = read_text(path)
+    except OSError as error:
+        raise DataError(f"{path} cannot be read: {error}") from error
+    except TextError as error:
+        raise DataError(str(error)) from error
     records, problems = [], []
-    # Not splitlines(): JSON texts may hold the other characters that it takes for line ends.
-    for number, line in enumerate(text.split("\n"), start=1):
+    # Not splitlines(): JSON texts may hold the other characters that it takes for line ends. To JSON a carriage return
+    # is white space; it ends the lines of a file that has no other line ends.
+    for number, line in enumerate(text.split("\n" if "\n" in text else "\r"), start=1):
         if not line.strip():
             continue
         found = _record(line, f"{path}:{number}")

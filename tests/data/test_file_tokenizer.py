@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import codecs
 import json
 from pathlib import Path
 
@@ -109,6 +110,18 @@ def test_a_damaged_file_is_named(tmp_path):
     write(tmp_path)
     (tmp_path / "generation_config.json").write_text("{")
     with pytest.raises(TokenizerError, match="generation_config.json is not JSON"):
+        FileTokenizer(tmp_path)
+
+
+def test_byte_order_marks_are_read_past_in_every_file(tmp_path):
+    write(tmp_path, chat_template=TEMPLATE)
+    (tmp_path / "chat_template.jinja").write_text(TEMPLATE)
+    for file in tmp_path.iterdir():
+        file.write_bytes(codecs.BOM_UTF8 + file.read_bytes())
+    tokenizer = FileTokenizer(tmp_path)
+    assert tokenizer.stop_ids == (258,) and tokenizer.chat([{"role": "user", "content": "?"}]).startswith("[gMASK]<")
+    (tmp_path / "tokenizer_config.json").write_text("{}", encoding="utf-16")
+    with pytest.raises(TokenizerError, match="tokenizer_config.json is UTF-16"):
         FileTokenizer(tmp_path)
 
 

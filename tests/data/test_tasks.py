@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import codecs
 import dataclasses
 import json
+import re
 import subprocess
 import sys
 
 import pytest
 
 from glm_jax.data.errors import DataError
+from glm_jax.data.jsonl import read_jsonl
 from glm_jax.data.tasks import FamilyConfig, TaskConfig, make_tasks, same_question
 
 SPELL = FamilyConfig("spell_backward", 1.0, {"min_word_len": 3, "max_word_len": 6})
@@ -96,6 +99,28 @@ def test_a_file_too_small_to_hold_anything_out_is_refused(tmp_path):
     path = write(tmp_path / "few.jsonl", [{"question": str(i)} for i in range(4)])
     with pytest.raises(DataError, match="4 distinct questions and eval_size is 4"):
         make_tasks(own(path, eval_size=4))
+
+
+@pytest.mark.parametrize("end", ["\n", "\r\n", "\r"])
+def test_a_byte_order_mark_and_any_line_end_are_read_past(tmp_path, end):
+    texts = [f"{i} \u00e9\u2028" for i in range(3)]
+    lines = [json.dumps({"question": text}, ensure_ascii=False) for text in texts]
+    (tmp_path / "mine.jsonl").write_bytes(codecs.BOM_UTF8 + end.join(lines).encode())
+    assert [record.entry["question"] for record in read_jsonl(str(tmp_path / "mine.jsonl"))] == texts
+
+
+def test_a_carriage_return_within_a_line_is_white_space(tmp_path):
+    (tmp_path / "mine.jsonl").write_bytes(b'{"question":\r"1"}\n{"question": "2"}\r\n')
+    assert [record.entry["question"] for record in read_jsonl(str(tmp_path / "mine.jsonl"))] == ["1", "2"]
+
+
+@pytest.mark.parametrize(
+    ("encoding", "what"), [("utf-16", "is UTF-16 by its first bytes"), ("latin-1", "is no UTF-8 (byte 14 is 0xe9)")]
+)
+def test_another_encoding_is_named(tmp_path, encoding, what):
+    (tmp_path / "mine.jsonl").write_bytes('{"question": "\u00e9"}'.encode(encoding))
+    with pytest.raises(DataError, match=re.escape(f"mine.jsonl {what}: save it as UTF-8")):
+        read_jsonl(str(tmp_path / "mine.jsonl"))
 
 
 def test_lines_that_are_no_task_are_named_together(tmp_path):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import codecs
 import os
 import shutil
 from pathlib import Path
@@ -188,6 +189,17 @@ def test_a_malformed_task_is_one_clear_error(sample, before: str, after: str, me
 def test_a_missing_part_is_named(sample, name: str):
     (sample / name).unlink()
     with pytest.raises(TaskError, match=Path(name).name):
+        read_task(sample)
+
+
+def test_byte_order_marks_and_other_line_ends_change_nothing(sample):
+    want = read_task(sample)
+    for name in ("task.toml", "instruction.md", "environment/Dockerfile"):
+        path = sample / name
+        path.write_bytes(codecs.BOM_UTF8 + path.read_bytes().replace(b"\n", b"\r\n"))
+    assert read_task(sample) == want
+    (sample / "task.toml").write_text("[task]", encoding="utf-16")
+    with pytest.raises(TaskError, match="task.toml is UTF-16 by its first bytes"):
         read_task(sample)
 
 

@@ -9,6 +9,7 @@ from typing import Any
 
 from glm_jax.envs.agents.chat import DEFAULT, ChatError, Message, Sampling, ToolCall, Turn
 from glm_jax.envs.sandbox.files import File
+from glm_jax.text import decode
 
 _PLACE = "/tmp/script"
 
@@ -59,7 +60,7 @@ def oracle_calls(solution: Mapping[str, File]) -> list[ToolCall]:
     lines = [{"name": "bash", "arguments": {"command": solution["solve.sh"].data.decode()}}]
     if TURNS in solution:
         try:
-            lines = [json.loads(line) for line in solution[TURNS].data.decode().splitlines() if line.strip()]
+            lines = [json.loads(line) for line in decode(solution[TURNS].data, TURNS).split("\n") if line.strip()]
             lines = [{"name": str(line["name"]), "arguments": dict(line["arguments"])} for line in lines]
         except (ValueError, KeyError, TypeError) as error:
             raise ChatError(f'{TURNS} wants {{"name": ..., "arguments": {{...}}}} in each line: {error!r}') from error

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping
 
 from glm_jax.envs.sandbox.files import File, read_tree
 from glm_jax.envs.tasks.harbor import FETCH
-from glm_jax.envs.tasks.task import Task
+from glm_jax.envs.tasks.task import Task, read_text
 
 _GRAM = 12  # words of a passage
 _LEAK = 0.5  # share of the solution's passages that may stand in a file that a solver or a verifier's author sees
@@ -39,7 +39,7 @@ def _setting(task: Task) -> Iterator[str]:
             break
     dockerfile = task.folder / "environment" / "Dockerfile"
     if dockerfile.exists():
-        for number, line in enumerate(dockerfile.read_text().splitlines(), 1):
+        for number, line in enumerate(read_text(dockerfile).splitlines(), 1):
             if re.search(r"\bpip3? install\b", line) and not re.search(r"==", line):
                 yield f"environment/Dockerfile:{number} installs a package without its version"
 

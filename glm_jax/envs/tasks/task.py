@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from glm_jax import text
 from glm_jax.envs.sandbox.files import File, digest, read_tree
 from glm_jax.envs.sandbox.limits import Limits
 
@@ -69,13 +70,15 @@ class Task:
 
 
 def read_text(path: Path) -> str:
-    """A text file of a task. Raises TaskError where it is not UTF-8 or has more than a MiB."""
+    """A text file of a task, its lines ended by line feeds. Raises TaskError if it is no UTF-8 or over a MiB long."""
     try:
         if (size := path.stat().st_size) > _LONGEST:
             raise TaskError(f"{path} has {size} bytes; {_LONGEST} are read")
-        return path.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
+        return text.read_text(path).replace("\r\n", "\n").replace("\r", "\n")
+    except OSError as error:
         raise TaskError(f"{path}: {error}") from error
+    except text.TextError as error:
+        raise TaskError(str(error)) from error
 
 
 def bundle_hash(folder: Path) -> str:

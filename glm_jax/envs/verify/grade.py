@@ -22,6 +22,7 @@ from glm_jax.envs.sandbox.files import File, placed
 from glm_jax.envs.sandbox.limits import Result
 from glm_jax.envs.tasks.task import Task
 from glm_jax.envs.verify.attempt import folders
+from glm_jax.text import decode
 
 LOGS = "/logs/verifier"
 _LIBRARY = Path(__file__).with_name("grader.py")
@@ -116,7 +117,7 @@ def read_reward(found: Mapping[str, File]) -> tuple[float, dict[str, float]]:
             raise ValueError(f"reward.json holds {str(data)[:100]}; it is a table with the key reward")
     elif file := found.get(f"{LOGS}/reward.txt"):
         try:
-            data = {"reward": float(file.data)}
+            data = {"reward": float(decode(file.data, "reward.txt"))}
         except ValueError as error:
             raise ValueError(f"reward.txt holds {file.data[:100]!r}, which is no number") from error
     else:
