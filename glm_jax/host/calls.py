@@ -8,7 +8,8 @@ as in GLM's chat format. `</tool_call>` is the id that parks the rollout; its an
 
 A tag is one special id. Of those, `<tool_call>`, `</tool_call>`, `<arg_key>`, `<arg_value>` and `</tool_response>` are
 needed; the byte tokenizer has these alone, and the others are left out where a tokenizer has none. Calls are read id by
-id: a tag that an argument or a result spells in letters is text, and closes nothing.
+id: a tag that an argument or a result spells in letters is text, and closes nothing. A tag where none belongs makes a
+call malformed: a value that was cut at it would be carried out as if it were whole.
 """
 
 from __future__ import annotations
@@ -45,17 +46,20 @@ def parse(turn: Sequence[int], tokenizer: Tokenizer) -> ToolCall:
     tags = tokenizer.tags
     if turn[-1] != tags[CLOSE] or tags[OPEN] not in turn:
         raise Malformed(f"{CLOSE} closes no {OPEN}")
-    start = len(turn) - 1 - list(reversed(turn)).index(tags[OPEN])
-    name, *arguments = _split(turn[start + 1 : -1], tags[KEY])
+    name, *arguments = _split(turn[turn.index(tags[OPEN]) + 1 : -1], tags[KEY])
+    _check_tags(name, "the call's name", tokenizer)
     found: dict[str, str] = {}
     for argument in arguments:
         key, *values = _split(argument, tags[VALUE])
-        key_text = tokenizer.decode(_until(key, tags.get(_KEY_END))).strip()
+        key_text = tokenizer.decode(_until(key, _KEY_END, "a key", tokenizer)).strip()
         if len(values) != 1:
             raise Malformed(f"argument {key_text!r} has {len(values)} values; each {KEY} is followed by one {VALUE}")
         if key_text in found:
             raise Malformed(f"argument {key_text!r} is given twice")
-        found[key_text] = tokenizer.decode(_until(values[0], tags.get(_VALUE_END)))
+        value = f"the value of {key_text!r}"
+        if _VALUE_END in tags and tags[_VALUE_END] not in values[0]:
+            raise Malformed(f"{value} is not closed by {_VALUE_END}")
+        found[key_text] = tokenizer.decode(_until(values[0], _VALUE_END, value, tokenizer))
     text = tokenizer.decode(name).strip()
     return ToolCall("", text, json.dumps(typed(text, found)))
 
@@ -98,8 +102,19 @@ def _split(ids: Sequence[int], at: int) -> list[list[int]]:
     return parts
 
 
-def _until(ids: list[int], end: int | None) -> list[int]:
-    return ids[: ids.index(end)] if end in ids else ids
+def _until(ids: list[int], end: str, what: str, tokenizer: Tokenizer) -> list[int]:
+    """What stands before the tag `end`, after which only white space may follow; all where there is no such tag."""
+    at = ids.index(tokenizer.tags[end]) if tokenizer.tags.get(end) in ids else len(ids)
+    if rest := tokenizer.decode(ids[at + 1 :]).strip():
+        raise Malformed(f"{end} closes {what}, and {rest[:40]!r} follows: {what} may not hold that tag")
+    _check_tags(ids[:at], what, tokenizer)
+    return ids[:at]
+
+
+def _check_tags(ids: list[int], what: str, tokenizer: Tokenizer) -> None:
+    """Raises Malformed where one of the tags of calls stands in `ids`."""
+    if held := [tag for tag in (OPEN, _KEY_END, _VALUE_END) if tokenizer.tags.get(tag) in ids]:
+        raise Malformed(f"{held[0]} stands in {what}")
 
 
 def _tags(names: Sequence[str], tokenizer: Tokenizer) -> list[int]:

@@ -84,7 +84,10 @@ def test_a_tag_that_is_spelled_in_letters_closes_nothing(tokenizer):
         (["a", "</tool_call>"], "closes no <tool_call>"),
         (["<tool_call>", "bash", "<arg_key>", "command", "</tool_call>"], "argument 'command' has 0 values"),
         (["<tool_call>", "bash", "<arg_key>", "c", "<arg_value>", "<arg_value>", "</tool_call>"], "has 2 values"),
-        (["<tool_call>", "b", *["<arg_key>", "c", "<arg_value>", "x"] * 2, "</tool_call>"], "'c' is given twice"),
+        (
+            ["<tool_call>", "b", *["<arg_key>", "c", "<arg_value>", "x", "</arg_value>"] * 2, "</tool_call>"],
+            "'c' is given twice",
+        ),
     ],
 )
 def test_what_is_no_call_is_named(tokenizer, parts, message):
@@ -93,10 +96,37 @@ def test_what_is_no_call_is_named(tokenizer, parts, message):
         parse(ids, tokenizer)
 
 
-def test_the_last_opening_is_the_calls():
+WRITE = ["<tool_call>", "write_file", "<arg_key>", "content", "</arg_key>", "<arg_value>"]
+
+
+@pytest.mark.parametrize(
+    ("parts", "message"),
+    [
+        ([*WRITE, "a", "</arg_value>", "b", "</arg_value>"], "</arg_value> closes the value of 'content', and 'b"),
+        ([*WRITE, "a", "<tool_call>", "b", "</arg_value>"], "<tool_call> stands in the value of 'content'"),
+        ([*WRITE, "a", "<arg_value>", "b", "</arg_value>"], "'content' has 2 values"),
+        ([*WRITE, "a", "<arg_key>", "b", "</arg_value>"], "the value of 'content' is not closed by </arg_value>"),
+        ([*WRITE, "a", "</arg_key>", "b", "</arg_value>"], "</arg_key> stands in the value of 'content'"),
+        ([*WRITE, "a"], "the value of 'content' is not closed by </arg_value>"),
+        (["<tool_call>", "sub", "<tool_call>", "mit"], "<tool_call> stands in the call's name"),
+        (["<tool_call>", "submit", "</arg_value>"], "</arg_value> stands in the call's name"),
+    ],
+)
+def test_a_tag_where_none_belongs_is_named_and_never_a_silent_cut(tmp_path, parts, message):
+    tokenizer = of_file(tmp_path, GLM)
+    with pytest.raises(Malformed, match=message):
+        parse(tokenizer.encode("".join([*parts, "</tool_call>"])), tokenizer)
+
+
+def test_bytes_know_a_call_within_a_call(tmp_path):
     tokenizer = ByteTokenizer()
-    ids = [tokenizer.tags["<tool_call>"], *tokenizer.encode("ba"), *write("submit", {}, tokenizer)]
-    assert parse(ids, tokenizer).name == "submit"
+    inner = write("submit", {}, tokenizer)
+    for outer in (
+        [tokenizer.tags["<tool_call>"], *tokenizer.encode("ba")],
+        write("bash", {"command": "a"}, tokenizer)[:-1],
+    ):
+        with pytest.raises(Malformed, match="<tool_call> stands in the"):
+            parse([*outer, *inner], tokenizer)
 
 
 def test_numbers_are_numbers_where_the_tool_wants_them_and_words_stay_words():
