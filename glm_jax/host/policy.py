@@ -13,7 +13,7 @@ from typing import Any
 
 from glm_jax.data.file_tokenizer import FileTokenizer, TokenizerError
 from glm_jax.data.tokenizer import Tokenizer, tokenizer_of
-from glm_jax.envs.agents.chat import DEFAULT, ChatError, Message, Sampling, ToolCall, Turn, Usage
+from glm_jax.envs.agents.chat import DEFAULT, ChatError, Message, Sampling, ToolCall, Turn, Usage, text_of
 from glm_jax.host import calls
 from glm_jax.host.engine import Engine
 from glm_jax.io import hf
@@ -22,8 +22,8 @@ from glm_jax.model.weights import Transformer
 from glm_jax.rollout.config import RolloutConfig
 from glm_jax.rollout.generate import Completion, joined
 
+NO_CALL = "malformed"  # the name of a call that is none
 PAGE, KEPT = 16, 4  # columns of a page; conversations of full length that pages are kept of
-NO_CALL = "malformed"  # the name of a call that is none: the tools answer that they have none of that name
 
 
 class Policy:
@@ -106,7 +106,7 @@ class Policy:
         try:
             call = calls.parse(ids, self._tokenizer)
         except calls.Malformed as error:
-            return ToolCall(name, NO_CALL, json.dumps({"error": str(error)}))
+            return ToolCall(name, NO_CALL, "{}", str(error))
         return ToolCall(name, call.name, call.arguments)
 
     def _ids(self, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]]) -> list[int]:
@@ -116,7 +116,7 @@ class Policy:
         ids = self._start(messages[: first + 1], tools)
         for message in messages[first + 1 :]:
             if message["role"] == "tool":
-                ids += calls.response(message["content"], self._tokenizer, self._observation)
+                ids += calls.response(text_of(message["content"]), self._tokenizer, self._observation)
             elif message["role"] == "assistant":
                 ids += self._said(message)
             else:
@@ -125,7 +125,7 @@ class Policy:
 
     def _start(self, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]]) -> list[int]:
         if not isinstance(self._tokenizer, FileTokenizer):
-            return self._tokenizer.encode(messages[-1]["content"])
+            return self._tokenizer.encode(text_of(messages[-1]["content"]))
         try:
             return self._tokenizer.encode(self._tokenizer.chat(messages, tools=list(tools)))
         except TokenizerError as error:
@@ -134,9 +134,10 @@ class Policy:
     def _said(self, message: Message) -> list[int]:
         """The ids of a turn: those that were sampled, or as they would be written where another agent made it."""
         wanted = message.get("tool_calls", ())
-        if (own := self._made.get(wanted[0]["id"] if wanted else message["content"])) is not None:
+        text = text_of(message["content"])
+        if (own := self._made.get(wanted[0]["id"] if wanted else text)) is not None:
             return own
-        ids = self._tokenizer.plain(message["content"])
+        ids = self._tokenizer.plain(text)
         for call in wanted:
             ids += calls.write(call["function"]["name"], json.loads(call["function"]["arguments"]), self._tokenizer)
         return ids

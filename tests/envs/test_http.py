@@ -81,11 +81,38 @@ def test_what_passes_is_tried_again_and_what_does_not_is_told(monkeypatch):
     assert len(requests) == 1
 
 
-@pytest.mark.parametrize("body", [{}, {"choices": []}, {"choices": [{"message": None}]}, [1]])
+@pytest.mark.parametrize("body", [{}, {"choices": []}, {"choices": [{"message": None}]}, [1], answer(7)])
 def test_an_answer_of_another_form_is_told(body):
     transport, _ = server((200, body, {}))
     with pytest.raises(ChatError, match="is not of the chat form"):
         ask(HttpChat("http://x", "m", transport=transport))
+
+
+def call(name: object = "bash", arguments: object = '{"command": "ls"}', **more) -> dict:
+    return {"function": {"name": name, "arguments": arguments}, **more}
+
+
+@pytest.mark.parametrize(
+    ("calls", "wanted"),
+    [
+        ([call(arguments={"command": "ls"}, id="a")], [ToolCall("a", "bash", '{"command": "ls"}')]),
+        ([call(), call(id=None)], [ToolCall(f"call-1-{i}", "bash", '{"command": "ls"}') for i in range(2)]),
+        ([call(id="same", arguments="")] * 2, [ToolCall(f"call-1-{i}", "bash", "") for i in range(2)]),
+        ([call(None, None, id="a"), {"id": "b", "function": {}}], [ToolCall("a", "", "{}"), ToolCall("b", "", "{}")]),
+        ([{"id": "a", "name": "bash", "arguments": "{}"}], [ToolCall("a", "bash", "{}")]),
+    ],
+)
+def test_calls_that_are_nearly_of_openais_form_are_read_as_meant(calls, wanted):
+    transport, _ = server((200, answer("", tool_calls=calls), {}))
+    assert list(ask(HttpChat("http://x", "m", transport=transport)).tool_calls) == wanted
+
+
+@pytest.mark.parametrize("content", ["42", [{"type": "text", "text": "4"}, {"type": "image_url"}, "2"]])
+@pytest.mark.parametrize("thought", [{"reasoning_content": "hm"}, {"reasoning": [{"type": "text", "text": "hm"}]}])
+def test_parts_are_joined_and_reasoning_goes_back_into_the_history(content, thought):
+    transport, _ = server((200, answer(content, **thought), {}))
+    said = ask(HttpChat("http://x", "m", transport=transport)).message()
+    assert said == {"role": "assistant", "content": "42", "reasoning_content": "hm"}
 
 
 def test_no_more_requests_are_out_than_allowed():

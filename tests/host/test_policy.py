@@ -9,6 +9,7 @@ import pytest
 
 from glm_jax.data.tokenizer import ByteTokenizer
 from glm_jax.envs.agents.chat import ChatError, Sampling
+from glm_jax.envs.agents.tools import Tools
 from glm_jax.host import calls
 from glm_jax.host.policy import NO_CALL, Policy
 from glm_jax.rollout.generate import Completion, generate
@@ -66,7 +67,8 @@ def test_a_turn_of_another_agent_is_written_as_training_writes_it(agent):
 def test_a_call_that_is_none_goes_to_the_tools_which_say_so(agent):
     agent.says = [[105, CLOSE], TOKENIZER.encode("on and on")]
     (call,) = chat(agent, TASK).tool_calls
-    assert call.name == NO_CALL and "closes no" in json.loads(call.arguments)["error"]
+    assert call.name == NO_CALL and "closes no" in call.problem
+    assert "closes no" in Tools(None, "/").call(call).text
     assert chat(agent, TASK, max_tokens=9).finish_reason == "length" and agent.heard[1][1] == 9
 
 

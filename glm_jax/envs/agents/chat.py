@@ -13,6 +13,19 @@ class ChatError(RuntimeError):
     """An agent that cannot answer: a server that refuses, a cassette without the answer, a script that is at odds."""
 
 
+def text_of(content: Any) -> str:
+    """The text of a message's content: a text, None, or a list of parts, of which those without a text are left out.
+
+    Raises TypeError for anything else.
+    """
+    if content is None or isinstance(content, str):
+        return content or ""
+    if not isinstance(content, Sequence):
+        raise TypeError(f"the content of a message is {str(content)[:100]}; it has to be a text or a list of parts")
+    parts = [part if isinstance(part, str) else part.get("text") for part in content]
+    return "".join(part for part in parts if isinstance(part, str))
+
+
 @dataclass(frozen=True)
 class ToolCall:
     """A call that the agent wants; `arguments` is JSON as the agent wrote it, which may be none."""
@@ -20,6 +33,7 @@ class ToolCall:
     id: str
     name: str
     arguments: str
+    problem: str = ""  # why it could not be read, where the agent wrote no call
 
 
 @dataclass(frozen=True)
@@ -47,6 +61,8 @@ class Turn:
     def message(self) -> dict[str, Any]:
         """The turn as a message of the conversation that goes on."""
         message: dict[str, Any] = {"role": "assistant", "content": self.text}
+        if self.reasoning:
+            message["reasoning_content"] = self.reasoning
         if self.tool_calls:
             message["tool_calls"] = [
                 {"id": call.id, "type": "function", "function": {"name": call.name, "arguments": call.arguments}}

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 import random
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from glm_jax.envs.agents.chat import DEFAULT, ChatError, Message, Sampling, ToolCall, Turn, Usage
+from glm_jax.envs.agents.chat import DEFAULT, ChatError, Message, Sampling, ToolCall, Turn, Usage, text_of
 
 KEY_VARIABLE = "OPENAI_API_KEY"
 _AGAIN = {408, 409, 429, 500, 502, 503, 504}
@@ -68,7 +69,7 @@ class HttpChat:
         optional = {"tools": list(tools), "seed": sampling.seed, "stop": list(sampling.stop)}
         body |= {name: value for name, value in optional.items() if value not in (None, [])}
         async with self._free:
-            return _turn(await self._post(body))
+            return _turn(await self._post(body), len(messages))
 
     async def _post(self, body: dict[str, Any]) -> Any:
         """The answer's JSON, after as many tries as it takes or there are."""
@@ -96,21 +97,35 @@ class HttpChat:
         raise ChatError(f"{self._model} at {self._client.base_url} gave no answer in {self._retries + 1} tries: {said}")
 
 
-def _turn(data: Any) -> Turn:
+def _turn(data: Any, asked: int) -> Turn:
+    """The turn in a server's answer to a conversation of `asked` messages.
+
+    Servers differ from OpenAI's: ids and names may be missing or null, arguments an object, texts lists of parts.
+    """
     try:
         choice = data["choices"][0]
         message = choice["message"]
-        calls = tuple(
-            ToolCall(str(call["id"]), str(call["function"]["name"]), str(call["function"]["arguments"] or ""))
-            for call in message.get("tool_calls") or ()
-        )
+        wanted = [call.get("function") or call for call in message.get("tool_calls") or ()]
+        names = [call.get("id") or "" for call in message.get("tool_calls") or ()]
         usage = data.get("usage") or {}
         return Turn(
-            text=message.get("content") or "",
-            tool_calls=calls,
-            reasoning=message.get("reasoning_content") or message.get("reasoning") or "",
+            text=text_of(message.get("content")),
+            tool_calls=tuple(
+                ToolCall(
+                    id=name if name and names.count(name) == 1 else f"call-{asked}-{number}",
+                    name=call.get("name") or "",
+                    arguments=_arguments(call.get("arguments")),
+                )
+                for number, (name, call) in enumerate(zip(names, wanted, strict=True))
+            ),
+            reasoning=text_of(message.get("reasoning_content") or message.get("reasoning")),
             finish_reason=choice.get("finish_reason") or "stop",
-            usage=Usage(usage.get("prompt_tokens", 0), usage.get("completion_tokens", 0)),
+            usage=Usage(usage.get("prompt_tokens") or 0, usage.get("completion_tokens") or 0),
         )
     except (KeyError, IndexError, TypeError, AttributeError) as error:
         raise ChatError(f"the answer is not of the chat form ({error!r}): {str(data)[:300]}") from error
+
+
+def _arguments(value: Any) -> str:
+    """As JSON, whether the server wrote that or the value itself."""
+    return value if isinstance(value, str) else json.dumps({} if value is None else value)

@@ -54,6 +54,8 @@ class Tools:
     def call(self, call: ToolCall, seconds: float | None = None) -> Observation:
         """Carries a call out, within `seconds` if given. Raises BoxDied only: all else is told to the agent."""
         try:
+            if call.problem:
+                raise _Wrong(call.problem)
             arguments = _arguments(call)
             limit = self._command_limit if seconds is None else min(self._command_limit, seconds)
             return getattr(self, f"_{call.name}")(limit=limit, **arguments)
