@@ -20,8 +20,9 @@ from glm_jax.host.measure import desk, newest_step, rounds
 from glm_jax.host.passk import LEVEL, RESAMPLES, Estimate
 from glm_jax.host.playground import make_tasks
 from glm_jax.host.rollouts import TRAIN, UNUSED, Rollout
-from glm_jax.host.run import CHECKPOINTS, make_plan, restored
+from glm_jax.host.run import make_plan, restored
 from glm_jax.host.sampling import Sampling
+from glm_jax.host.workdir import CHECKPOINTS
 from glm_jax.io.checkpoints import Checkpoints
 from glm_jax.learn.accumulate import Setup
 from glm_jax.learn.critic_step import values

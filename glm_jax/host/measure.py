@@ -18,8 +18,8 @@ from glm_jax.host.evaluation import Evaluation, Result
 from glm_jax.host.ledger import Ledger
 from glm_jax.host.passk import Estimate, estimate
 from glm_jax.host.rollouts import FATES, Rollout
-from glm_jax.host.run import CHECKPOINTS, check_workdir
 from glm_jax.host.sampling import Sampling
+from glm_jax.host.workdir import CHECKPOINTS, check_workdir
 from glm_jax.io import hf
 from glm_jax.io.checkpoints import Checkpoints, restore_weights
 from glm_jax.program.round import Program
@@ -105,12 +105,13 @@ def rounds(sampling: Sampling, patience: float, wall_time: float | None = None) 
 
 def newest_step(config: RunConfig, workdir: Path) -> int | None:
     """The newest whole checkpoint of the run in `workdir`, None where it has none; CheckpointError: not this config."""
-    check_workdir(workdir, config)
-    if not (workdir / CHECKPOINTS).is_dir():
+    if not (workdir / CHECKPOINTS).exists():
+        check_workdir(workdir, config)
         return None
     with Checkpoints(workdir / CHECKPOINTS, config.checkpoint.keep) as checkpoints:
-        found = checkpoints.newest()
-    return found[0] if found else None
+        step, host = checkpoints.newest() or (None, None)
+    check_workdir(workdir, config, host)
+    return step
 
 
 def _weights(

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import json
 import logging
-from contextlib import ExitStack
+import os
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
 import jax
 
-from glm_jax.config.strict import fingerprint, plain
+from glm_jax.config.strict import fingerprint
 from glm_jax.data import sft
 from glm_jax.data.tasks import TaskSet
 from glm_jax.data.tokenizer import Tokenizer, tokenizer_of
@@ -19,7 +21,8 @@ from glm_jax.envs.rewards import RewardPool
 from glm_jax.host import compose, playground
 from glm_jax.host.baselines import Baseline
 from glm_jax.host.config import RunConfig
-from glm_jax.host.finish import EXPORT, finish
+from glm_jax.host.errors import RunError
+from glm_jax.host.finish import exported_step, finish
 from glm_jax.host.ledger import Ledger
 from glm_jax.host.loop import Loop
 from glm_jax.host.material import Examples, Prompts
@@ -29,7 +32,8 @@ from glm_jax.host.preemption import Notice
 from glm_jax.host.profile import profiled
 from glm_jax.host.reporting import Report, Silent
 from glm_jax.host.stages import SUPERVISED
-from glm_jax.io.checkpoints import Checkpoints, abstract, check_same_run, restore_weights
+from glm_jax.host.workdir import CHECKPOINTS, CONFIG, LEDGER, LOG, check_ledger, check_workdir, flat
+from glm_jax.io.checkpoints import Checkpoints, abstract, restore_weights
 from glm_jax.model.config import ModelConfig
 from glm_jax.program.round import Program
 from glm_jax.program.state import RunState
@@ -38,7 +42,8 @@ from glm_jax.report.plots import Sample
 from glm_jax.report.progress import Progress
 from glm_jax.sharding import manifest
 
-CHECKPOINTS, LEDGER, CONFIG, LOG = "checkpoints", "ledger.jsonl", "config.json", "log.txt"
+logger = logging.getLogger(__name__)
+
 HANDOFF = "handoff.json"  # the manifest of what sampling sees; its checksum is a metric of every round
 
 
@@ -48,27 +53,30 @@ def train(config: RunConfig, workdir: Path, peers: Peers = ALONE) -> None:
     Raises RunError, ConfigError, CheckpointError, DataError or PoolError, each with a message for the person;
     PreemptedError, when SIGTERM has come and the run is to go on elsewhere.
     """
-    workdir.mkdir(parents=True, exist_ok=True)
     peers.check_same(flat(config))
-    check_workdir(workdir, config)
-    if peers.writes:
-        _write(workdir / CONFIG, flat(config))
     with ExitStack() as stack:
+        stack.enter_context(_naming(workdir))
+        workdir.mkdir(parents=True, exist_ok=True)
         notice = stack.enter_context(Notice())
         if peers.writes:
             stack.enter_context(_logging(workdir / LOG))
         kept = config.checkpoint
         saver = stack.enter_context(Checkpoints(workdir / CHECKPOINTS, kept.keep, kept.keep_best))
         step, host = saver.newest() or (0, None)
+        changed = check_workdir(workdir, config, host)
         if host is not None:
-            check_same_run(host, flat(config), workdir)
+            check_ledger(workdir, step, host)
+        if peers.writes:
+            _write(workdir / CONFIG, flat(config))
         tokenizer = tokenizer_of(config.model.path)
         model = compose.model_config(config, tokenizer)
         plan = make_plan(config)
         # One that was stopped in its last evaluation is not marked as finished even after it was resumed.
-        if host is not None and (host["finished"] or (step == plan.steps and peers.of_first(_exported(workdir)))):
-            _say_done(config, workdir, model, step, host, peers)
-            return
+        if host is not None and step == plan.steps:
+            exported = peers.of_first(exported_step(workdir) == step)
+            if host["finished"] or exported:
+                _say_done(config, workdir, model, step, host, peers, exported)
+                return
         tasks = playground.make_tasks(config.tasks)
         compose.check_prompts((*tasks.train, *tasks.eval), tokenizer, config.rollout.window)
         program = compose.make_program(config, model)
@@ -87,6 +95,11 @@ def train(config: RunConfig, workdir: Path, peers: Peers = ALONE) -> None:
             report = Report(writer, stack.enter_context(Progress(plan.steps, "train")))
         if host:
             report.say(f"going on from step {step} of {plan.steps} in {workdir}")
+            if host["finished"]:
+                report.say("the run had ended; what is added is not bit for bit what a longer run would have made")
+        for line in changed:
+            logger.info("the config has changed: %s", line)
+            report.say(f"the config has changed: {line}")
         every_task = (*tasks.train, *tasks.eval)
         sampling = compose.make_sampling(config, program, state, ledger, pool, every_task, tokenizer, peers)
         del state  # the device's from here on: the first round donates it
@@ -98,7 +111,7 @@ def train(config: RunConfig, workdir: Path, peers: Peers = ALONE) -> None:
         loop.run()
         report.flush()
         params = sampling.device.state.policy.params
-        finish(workdir, model, params, loop.samples, report.say, _source(config), peers.writes)
+        finish(workdir, plan.steps, model, params, loop.samples, report.say, _source(config), peers.writes)
 
 
 def make_plan(config: RunConfig) -> Plan:
@@ -116,24 +129,6 @@ def make_plan(config: RunConfig) -> Plan:
         patience=config.patience,
         deterministic=config.deterministic,
     )
-
-
-def flat(config: RunConfig) -> dict[str, Any]:
-    """The config as JSON values under dotted keys, for comparing two of them."""
-
-    def leaves(prefix: str, value: Any) -> dict[str, Any]:
-        if isinstance(value, dict) and value:
-            return {k: v for name, inner in value.items() for k, v in leaves(f"{prefix}.{name}", inner).items()}
-        return {prefix[1:]: value}
-
-    return json.loads(json.dumps(leaves("", plain(config))))
-
-
-def check_workdir(workdir: Path, config: RunConfig) -> None:
-    """Raises CheckpointError where the workdir holds a run of another config."""
-    path = workdir / CONFIG
-    if path.exists():
-        check_same_run({"config": json.loads(path.read_text())}, flat(config), workdir)
 
 
 def restored(saver: Checkpoints, step: int, program: Program, config: RunConfig) -> RunState:
@@ -170,18 +165,32 @@ def _examples(
     return Examples(lambda: sft.stream(found, config.seed), len(found), host["examples"] if host else None)
 
 
-def _exported(workdir: Path) -> bool:
-    return (workdir / EXPORT / "config.json").exists()
+@contextmanager
+def _naming(workdir: Path) -> Iterator[None]:
+    """What the file system refuses within the workdir becomes a RunError that names it."""
+    try:
+        yield
+    except OSError as error:
+        if error.filename is None or not Path(os.fsdecode(error.filename)).absolute().is_relative_to(
+            workdir.absolute()
+        ):
+            raise
+        raise RunError(
+            f"{error.filename}: {error.strerror}. A run keeps its state there: put back what there was, or use another "
+            "--workdir."
+        ) from error
 
 
-def _say_done(config: RunConfig, workdir: Path, model: ModelConfig, step: int, host: dict, peers: Peers) -> None:
+def _say_done(
+    config: RunConfig, workdir: Path, model: ModelConfig, step: int, host: dict, peers: Peers, exported: bool
+) -> None:
     """The run was finished before; what it leaves behind is made up for if a kill came between."""
     say = print if peers.writes else Silent().say
-    if not peers.of_first(_exported(workdir)):
+    if not exported:
         target = compose.policy_target(compose.make_program(config, model))
         params = restore_weights(workdir / CHECKPOINTS / str(step), target)
         samples = [Sample(**sample) for sample in host["samples"]]
-        finish(workdir, model, params, samples, say, _source(config), peers.writes)
+        finish(workdir, step, model, params, samples, say, _source(config), peers.writes)
     say(f"{workdir} holds a finished run of {step} steps: nothing left to do.")
 
 

@@ -42,6 +42,11 @@ class Checkpoints:
 
     def __init__(self, folder: Path | str, keep: int = 2, best: int = 0):
         self.folder, self.keep, self.best = Path(folder).absolute(), keep, best
+        if self.folder.exists() and not self.folder.is_dir():
+            raise CheckpointError(
+                f"{self.folder} is no folder, and holds no checkpoint to go on from: put the folder of checkpoints "
+                "back, or move that file away to start anew."
+            )
         self.folder.mkdir(parents=True, exist_ok=True)
         # Orbax would let old steps go before the new one is sealed.
         options = ocp.CheckpointManagerOptions(max_to_keep=None)
@@ -191,19 +196,6 @@ def _score(step_folder: Path) -> float | None:
         return read_host(step_folder).get(SCORE)
     except (OSError, ValueError):
         return None  # a damaged step
-
-
-def check_same_run(host: dict, config: dict[str, Any], workdir: Path) -> None:
-    """Raises CheckpointError naming every key in which the checkpoint's config differs from `config` (flat, dotted)."""
-    saved = host.get("config", {})
-    missing = "(absent)"
-    keys = sorted({*saved, *config})
-    differ = [key for key in keys if saved.get(key, missing) != config.get(key, missing)]
-    if differ:
-        lines = [f"  {key}: {saved.get(key, missing)} there, {config.get(key, missing)} now" for key in differ]
-        raise CheckpointError(
-            "\n".join([f"{workdir} holds a run of another config:", *lines, "Use its config, or another --workdir."])
-        )
 
 
 def damage(folder: Path) -> str | None:

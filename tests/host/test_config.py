@@ -6,8 +6,8 @@ import pytest
 
 from glm_jax.config.strict import ConfigError, default_config, read
 from glm_jax.host.config import RunConfig
-from glm_jax.host.run import check_workdir, flat, make_plan, train
-from glm_jax.io.checkpoints import CheckpointError
+from glm_jax.host.run import make_plan
+from glm_jax.host.workdir import flat
 
 
 def config(**changes):
@@ -77,15 +77,6 @@ def test_all_mistakes_are_told_at_once():
     with pytest.raises(ConfigError) as error:
         read(RunConfig, config(staleness__tau=-1, learn__advantage="group", rl__batch=9, eval__evry=3))
     assert all(text in str(error.value) for text in ("tau is -1", "evry", "rollouts_per_prompt", "rl.batch = 9"))
-
-
-def test_a_workdir_of_another_config_is_refused_before_anything_is_compiled(tmp_path):
-    found = read(RunConfig, config(tasks__families=({"name": "no_such_family"},)))
-    with pytest.raises(ValueError, match="no_such_family"):
-        train(found, tmp_path)
-    check_workdir(tmp_path, found)
-    with pytest.raises(CheckpointError, match="seed: 0 there, 1 now"):
-        train(read(RunConfig, config(tasks__families=({"name": "no_such_family"},), seed=1)), tmp_path)
 
 
 def test_the_flat_config_holds_json_values_under_dotted_keys():

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -114,9 +115,23 @@ def test_what_a_kill_kept_a_finished_run_from_leaving_is_made_up_for(place, whol
 
 
 def test_another_config_in_the_same_workdir_is_refused(place, whole):
-    again = call(place, "train", "--workdir", str(whole), "--config.rl.steps=7", "--config.seed=4")
+    again = call(place, "train", "--workdir", str(whole), "--config.rl.batch=16", "--config.seed=4")
     assert again.returncode == 1 and "Traceback" not in again.stderr
-    assert "rl.steps: 6 there, 7 now" in again.stderr and "seed: 0 there, 4 now" in again.stderr
+    assert "rl.batch: 8 there, 16 now" in again.stderr and "seed: 0 there, 4 now" in again.stderr
+
+
+def test_a_run_that_has_ended_goes_on_when_it_is_given_more_steps(place, whole, tmp_path):
+    longer = tmp_path / "longer"
+    shutil.copytree(whole, longer)
+    again = call(place, "train", "--workdir", str(longer), "--config.rl.steps=7")
+    assert again.returncode == 0, again.stderr
+    for said in (f"going on from step {STEPS}", "not bit for bit", "rl.steps: 6 there, 7 now"):
+        assert said in again.stdout
+    assert [row["step"] for row in read_metrics(longer) if "time/round" in row] == list(range(1, STEPS + 2))
+    assert (longer / "policy/model.safetensors").read_bytes() != (whole / "policy/model.safetensors").read_bytes()
+    book = replay(longer / "ledger.jsonl")
+    assert not book.live and book.fates["trained"] == 9 * 8
+    assert "nothing left to do" in call(place, "train", "--workdir", str(longer), "--config.rl.steps=7").stdout
 
 
 def test_killed_ten_times_at_random_moments_it_ends_with_the_same_bits(place, whole):
