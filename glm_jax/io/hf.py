@@ -18,8 +18,9 @@ from jax.sharding import NamedSharding, PartitionSpec
 from safetensors.numpy import save_file
 
 from glm_jax.io import layout
+from glm_jax.io.folder import INDEX, SINGLE, CheckpointError, read_json
 from glm_jax.io.layout import Entry
-from glm_jax.io.tensors import FP8, INDEX, NUMPY, SCALE, SINGLE, CheckpointError, Tensors, read_json, scale_shape
+from glm_jax.io.tensors import FP8, NUMPY, SCALE, Tensors, scale_shape
 from glm_jax.model import tree, weights
 from glm_jax.model.config import ModelConfig, from_hf, to_hf
 from glm_jax.model.quantised import BLOCK, Quantised

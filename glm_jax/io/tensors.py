@@ -11,9 +11,9 @@ import ml_dtypes
 import numpy as np
 from safetensors import SafetensorError, safe_open
 
+from glm_jax.io.folder import INDEX, CheckpointError, files
 from glm_jax.model.quantised import BLOCK
 
-INDEX, SINGLE = "model.safetensors.index.json", "model.safetensors"
 FP8, SCALE = "F8_E4M3", "_scale_inv"  # w = fp8 · scale, one float32 scale per BLOCK x BLOCK
 NUMPY = {  # dtypes of weights
     "F64": np.float64,
@@ -24,10 +24,6 @@ NUMPY = {  # dtypes of weights
 }
 
 
-class CheckpointError(ValueError):
-    """A model folder that cannot be read as what its config says."""
-
-
 class Tensors:
     """What the files say of each tensor, and its values on demand; nothing is held in memory between two reads."""
 
@@ -35,11 +31,18 @@ class Tensors:
         self._at: dict[str, tuple[Path, int]] = {}  # file, and where in it
         self.shape: dict[str, tuple[int, ...]] = {}
         self.dtype: dict[str, str] = {}
-        for path in _files(folder):
+        lacking: list[str] = []
+        for path, names in files(folder).items():
             start, header = _header(path)
-            for name, about in header.items():
+            for name in header if names is None else names:
+                if (about := header.get(name)) is None:
+                    lacking.append(f"{name} is not in {path.name}")
+                    continue
                 self.shape[name], self.dtype[name] = tuple(about["shape"]), about["dtype"]
                 self._at[name] = path, start + about["data_offsets"][0]
+        if lacking:
+            told = "\n  ".join(sorted(lacking))
+            raise CheckpointError(f"{folder / INDEX} is wrong about {len(lacking)} tensors:\n  {told}")
 
     def get(self, name: str) -> np.ndarray:
         """A tensor in the dtype of its file; FP8 is scaled to float32. Raises CheckpointError for NaN or infinity."""
@@ -64,31 +67,9 @@ class Tensors:
         return value
 
 
-def read_json(file: Path) -> dict:
-    try:
-        value = json.loads(file.read_text())
-    except ValueError as error:
-        raise CheckpointError(f"{file} is not JSON: {error}") from None
-    if not isinstance(value, dict):
-        raise CheckpointError(f"{file} holds a {type(value).__name__}, not an object")
-    return value
-
-
 def scale_shape(shape: tuple[int, ...]) -> tuple[int, ...]:
     """Of the scales of an FP8 tensor."""
     return tuple(-(-size // BLOCK) for size in shape)
-
-
-def _files(folder: Path) -> list[Path]:
-    names = [SINGLE]
-    if (folder / INDEX).is_file():
-        weight_map = read_json(folder / INDEX).get("weight_map")
-        if not isinstance(weight_map, dict):
-            raise CheckpointError(f"{folder / INDEX} has no weight_map from tensor names to files")
-        names = sorted(set(weight_map.values()))
-    if absent := [name for name in names if not (folder / name).is_file()]:
-        raise CheckpointError(f"{folder} lacks {', '.join(absent)}")
-    return [folder / name for name in names]
 
 
 def _header(path: Path) -> tuple[int, dict[str, dict]]:

@@ -295,7 +295,9 @@ def test_a_truncated_file_is_named(folder, size):
         glm_jax.load(folder)
 
 
-@pytest.mark.parametrize("text", ["{", "[]", "{}", '{"weight_map": 3}'])
+@pytest.mark.parametrize(
+    "text", ["{", "[]", "{}", '{"weight_map": 3}', '{"weight_map": {"x": 3, "y": "a"}}', "[" * 5000]
+)
 def test_a_damaged_index_is_named(folder, text):
     (folder / INDEX).write_text(text)
     with pytest.raises(CheckpointError, match=INDEX):
@@ -306,6 +308,40 @@ def test_an_absent_shard_is_named(folder):
     names = {name: "model-00001-of-00001.safetensors" for name in load_file(folder / WEIGHTS)}
     (folder / INDEX).write_text(json.dumps({"weight_map": names}))
     with pytest.raises(CheckpointError, match="lacks model-00001-of-00001.safetensors"):
+        glm_jax.load(folder)
+
+
+def test_of_two_copies_of_a_tensor_the_one_is_read_that_the_index_names(folder):
+    tensors = load_file(folder / WEIGHTS)
+    (folder / WEIGHTS).rename(folder / "a.safetensors")
+    stale = {"model.norm.weight": np.zeros(40, np.float32), "lm_head.weight": tensors["lm_head.weight"]}
+    save_file(stale, folder / "b.safetensors")
+    shard = {name: "a.safetensors" for name in tensors} | {"lm_head.weight": "b.safetensors"}
+    (folder / INDEX).write_text(json.dumps({"weight_map": shard}))
+    np.testing.assert_array_equal(glm_jax.load(folder)[1].norm, tensors["model.norm.weight"])
+
+
+def test_tensors_that_the_index_gives_to_a_file_without_them_are_one_error(folder):
+    shard = {name: WEIGHTS for name in [*load_file(folder / WEIGHTS), "b", "a"]}
+    (folder / INDEX).write_text(json.dumps({"weight_map": shard}))
+    with pytest.raises(CheckpointError) as error:
+        glm_jax.load(folder)
+    lines = [line.strip() for line in str(error.value).splitlines()]
+    assert "is wrong about 2 tensors" in lines[0] and INDEX in lines[0]
+    assert lines[1:] == [f"a is not in {WEIGHTS}", f"b is not in {WEIGHTS}"]
+
+
+@pytest.mark.parametrize("file", ["/tmp/a.safetensors", "../a.safetensors", "x/../../a.safetensors", "..\\a"])
+def test_an_index_that_leaves_its_folder_is_refused(folder, file):
+    (folder / INDEX).write_text(json.dumps({"weight_map": {"x": WEIGHTS, "y": file}}))
+    with pytest.raises(CheckpointError, match="names files outside its folder") as error:
+        glm_jax.load(folder)
+    assert file in str(error.value)
+
+
+def test_a_key_that_stands_twice_in_a_json_file_is_refused(folder):
+    (folder / INDEX).write_text('{"weight_map": {"x": "a", "y": "a", "x": "b"}}')
+    with pytest.raises(CheckpointError, match=f"{INDEX} is not usable JSON: it has x more than once"):
         glm_jax.load(folder)
 
 
