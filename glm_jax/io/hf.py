@@ -22,7 +22,8 @@ from glm_jax.io.folder import INDEX, SINGLE, CheckpointError, read_json
 from glm_jax.io.layout import Entry
 from glm_jax.io.tensors import FP8, NUMPY, SCALE, Tensors, scale_shape
 from glm_jax.model import tree, weights
-from glm_jax.model.config import ModelConfig, from_hf, to_hf
+from glm_jax.model.config import ModelConfig
+from glm_jax.model.hf_config import from_hf, to_hf
 from glm_jax.model.quantised import BLOCK, Quantised
 from glm_jax.model.weights import Layer, Transformer
 
