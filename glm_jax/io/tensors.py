@@ -15,13 +15,9 @@ from glm_jax.io.folder import INDEX, CheckpointError, files
 from glm_jax.model.quantised import BLOCK
 
 FP8, SCALE = "F8_E4M3", "_scale_inv"  # w = fp8 · scale, one float32 scale per BLOCK x BLOCK
-NUMPY = {  # dtypes of weights
-    "F64": np.float64,
-    "F32": np.float32,
-    "F16": np.float16,
-    "BF16": ml_dtypes.bfloat16,
-    FP8: ml_dtypes.float8_e4m3fn,
-}
+WIDE = {"F64": np.float64, "F32": np.float32, "F16": np.float16, "BF16": ml_dtypes.bfloat16}
+NUMPY = {**WIDE, FP8: ml_dtypes.float8_e4m3fn}  # dtypes of weights
+AT_ONCE = 1 << 22  # numbers that are compared at a time
 
 
 class Tensors:
@@ -56,15 +52,28 @@ class Tensors:
         (rows, columns), scale = self.shape[name], self.get(name + SCALE).astype(np.float32)
         return self._read(name), np.repeat(np.repeat(scale, BLOCK, axis=0)[:rows], BLOCK, axis=1)[:, :columns]
 
+    def same(self, one: str, other: str) -> bool:
+        """Whether two tensors hold the same values, in whatever dtypes; an FP8 one, which has scales, does not."""
+        if self.shape[one] != self.shape[other] or any(self.dtype[n] not in WIDE for n in (one, other)):
+            return False
+        size = math.prod(self.shape[one])
+        pieces = ((first, min(AT_ONCE, size - first)) for first in range(0, size, AT_ONCE))
+        wide = lambda name, piece: self._values(name, *piece).astype(np.float64)
+        return all(np.array_equal(wide(one, piece), wide(other, piece)) for piece in pieces)
+
     def _read(self, name: str) -> np.ndarray:
+        value = self._values(name, 0, math.prod(self.shape[name])).reshape(self.shape[name])
+        if not np.isfinite(value).all():
+            raise CheckpointError(f"{self._at[name][0]}: {name} holds NaN or infinity")
+        return value
+
+    def _values(self, name: str, first: int, count: int) -> np.ndarray:
         """Read, not mapped: pages of a mapped file would count as this process's memory for as long as it is open."""
         path, start = self._at[name]
+        dtype = np.dtype(NUMPY[self.dtype[name]])
         with path.open("rb") as file:
-            file.seek(start)
-            value = np.fromfile(file, NUMPY[self.dtype[name]], math.prod(self.shape[name])).reshape(self.shape[name])
-        if not np.isfinite(value).all():
-            raise CheckpointError(f"{path}: {name} holds NaN or infinity")
-        return value
+            file.seek(start + first * dtype.itemsize)
+            return np.fromfile(file, dtype, count)
 
 
 def scale_shape(shape: tuple[int, ...]) -> tuple[int, ...]:

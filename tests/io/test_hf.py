@@ -15,13 +15,14 @@ import pytest
 from safetensors.numpy import load_file, save_file
 
 import glm_jax
+from glm_jax.io import tensors as tensors_module
 from glm_jax.io.hf import CheckpointError
 from glm_jax.model import weights
 from glm_jax.model.config import ModelConfigError
 from glm_jax.model.target import tracing_for
 from glm_jax.sharding import layout
 from glm_jax.sharding.mesh import MeshConfig, make_mesh
-from tests.model.tiny import named_leaves, random_params, random_tokens, three_layers
+from tests.model.tiny import named_leaves, random_params, random_tokens, three_layers, two_layers
 
 GOLDEN = Path(__file__).parents[1] / "golden"
 WEIGHTS, INDEX = "model.safetensors", "model.safetensors.index.json"
@@ -52,7 +53,7 @@ def edit(folder: Path, change) -> None:
     save_file(tensors, folder / WEIGHTS)
 
 
-@pytest.mark.parametrize("case", ["tiny", "padded", "all_full", "mtp"])
+@pytest.mark.parametrize("case", ["tiny", "padded", "all_full", "mtp", "yarn"])
 @pytest.mark.parametrize("shard_bytes", [5 << 30, 100_000])
 def test_every_tensor_comes_back_byte_for_byte(case, shard_bytes, tmp_path):
     config, params = glm_jax.load(GOLDEN / case)
@@ -130,8 +131,8 @@ def test_a_draft_layer_may_repeat_embedding_and_head_be_absent_or_be_refused_in_
     _, want = glm_jax.load(folder)
 
     def repeat(tensors):
-        for name in ("embed_tokens", "shared_head.head"):
-            tensors[f"model.layers.4.{name}.weight"] = tensors["lm_head.weight"].copy()
+        tensors["model.layers.4.embed_tokens.weight"] = tensors["model.embed_tokens.weight"].copy()
+        tensors["model.layers.4.shared_head.head.weight"] = tensors["lm_head.weight"].astype(np.float64)
 
     edit(folder, repeat)
     _, got = glm_jax.load(folder)
@@ -143,6 +144,29 @@ def test_a_draft_layer_may_repeat_embedding_and_head_be_absent_or_be_refused_in_
     with caplog.at_level(logging.INFO):
         config, params = glm_jax.load(folder)  # as transformers saves it
     assert config.num_nextn_predict_layers == 0 and params.draft is None and "the files hold none" in caplog.text
+
+
+@pytest.mark.parametrize("at_once", [1 << 22, 100])
+def test_a_tied_head_may_repeat_the_embedding_and_nothing_else(at_once, tmp_path, monkeypatch):
+    monkeypatch.setattr(tensors_module, "AT_ONCE", at_once)
+    config = two_layers(tie_word_embeddings=True)
+    glm_jax.save(tmp_path, config, random_params(config))
+    edit(tmp_path, lambda tensors: tensors.update({"lm_head.weight": tensors["model.embed_tokens.weight"].copy()}))
+    assert glm_jax.load(tmp_path)[1].head is None
+    edit(tmp_path, lambda tensors: tensors["lm_head.weight"].__setitem__((-1, -1), 7.0))
+    with pytest.raises(CheckpointError, match="lm_head.weight differs from model.embed_tokens.*the embedding the head"):
+        glm_jax.load(tmp_path)
+    edit(tmp_path, lambda tensors: tensors.update({"lm_head.weight": tensors["lm_head.weight"][:-1]}))
+    with pytest.raises(CheckpointError, match="lm_head.weight differs"):
+        glm_jax.load(tmp_path)
+
+
+def test_a_draft_layer_with_a_head_of_its_own_is_refused(tmp_path):
+    folder = Path(shutil.copytree(GOLDEN / "mtp", tmp_path / "mtp"))
+    head = "model.layers.4.shared_head.head.weight"
+    edit(folder, lambda tensors: tensors.update({head: tensors["model.embed_tokens.weight"].copy()}))
+    with pytest.raises(CheckpointError, match=f"{head} differs from lm_head.weight and would be lost"):
+        glm_jax.load(folder)
 
 
 def in_fp8(tensors: dict[str, np.ndarray], names: list[str]) -> dict[str, np.ndarray]:
