@@ -191,13 +191,25 @@ def read_config(folder: Path) -> ModelConfig:
     file = folder / "config.json"
     if not file.is_file():
         raise CheckpointError(f"{folder} holds no config.json: give the folder of a Hugging Face model")
-    config = from_hf(read_json(file))
+    config = from_hf(read_json(file), partial(_stored_dtype, folder))
     if config.num_nextn_predict_layers and any((folder / name).is_file() for name in (INDEX, SINGLE)):
         prefix = layout.draft_prefix(config)
         if not any(name.startswith(prefix) for name in Tensors(folder).shape):
             logger.info("%s: the config names a draft (MTP) layer and the files hold none", folder)
             config = dataclasses.replace(config, num_nextn_predict_layers=0)
     return config
+
+
+def _stored_dtype(folder: Path) -> str:
+    """That of the embedding: it is never FP8, and no part of the router, which may be wider than the rest."""
+    stored = Tensors(folder).dtype.get(fit.EMBEDDING)
+    names = {"F32": "float32", "BF16": "bfloat16", "F16": "float16"}
+    if stored not in names:
+        raise CheckpointError(
+            f"{folder / 'config.json'}: dtype is 'auto' and {fit.EMBEDDING} is {stored or 'absent'}: write one of "
+            f"{', '.join(names.values())}"
+        )
+    return names[stored]
 
 
 def _map(f, *trees):

@@ -9,6 +9,8 @@ from typing import Any
 from glm_jax.model import schedule
 from glm_jax.model.yarn import Yarn
 
+DTYPES = ("float32", "bfloat16", "float16", "float64")  # float64 where jax computes it (jax_enable_x64)
+
 
 class ModelConfigError(ValueError):
     """A model configuration that names another architecture or cannot run."""
@@ -68,6 +70,8 @@ class ModelConfig:
     def check(self) -> list[str]:
         """Every reason why this model cannot run."""
         problems = []
+        if self.dtype not in DTYPES:
+            problems.append(f"dtype={self.dtype!r} must be one of {', '.join(DTYPES)}")
         if self.num_experts_per_tok > self.n_routed_experts:
             problems.append(
                 f"num_experts_per_tok={self.num_experts_per_tok} exceeds n_routed_experts={self.n_routed_experts}"

@@ -90,6 +90,19 @@ def test_a_dtype_can_be_asked_for_and_leaves_the_router_wide():
     assert wide == {"router", "bias"}
 
 
+def test_auto_is_the_dtype_of_the_tensors(folder):
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(config | {"dtype": "auto"}))
+    assert glm_jax.load(folder)[0].dtype == "float32"
+    half = lambda tensors: tensors.update({name: t.astype(ml_dtypes.bfloat16) for name, t in tensors.items()})
+    edit(folder, half)
+    config, params = glm_jax.load(folder)
+    assert config.dtype == "bfloat16" and params.norm.dtype == jnp.bfloat16
+    edit(folder, lambda tensors: tensors.update({n: t.astype(np.float64) for n, t in tensors.items()}))
+    with pytest.raises(CheckpointError, match=r"config.json: dtype is 'auto' and model.embed_tokens.weight is F64"):
+        glm_jax.load(folder)
+
+
 def test_missing_unexpected_and_misshapen_tensors_are_one_error_that_lists_them_all(folder):
     def change(tensors):
         del tensors["model.layers.1.self_attn.indexer.wk.weight"]

@@ -46,6 +46,35 @@ def test_aliases_and_precedence():
     assert from_hf({**GOLDEN, "torch_dtype": "bfloat16", "dtype": None}).dtype == "bfloat16"
 
 
+@pytest.mark.parametrize("name", ["bfloat16", "torch.bfloat16", "auto"])
+@pytest.mark.parametrize("keys", [("dtype",), ("torch_dtype",), ("dtype", "torch_dtype")])
+def test_every_spelling_of_a_dtype_is_read(name, keys):
+    bare = {k: v for k, v in GOLDEN.items() if k != "dtype"}
+    config = from_hf({**bare, **dict.fromkeys(keys, name)}, lambda: "bfloat16")
+    assert config.dtype == "bfloat16"
+    assert from_hf({**bare, "dtype": name, "torch_dtype": None}, lambda: "bfloat16").dtype == "bfloat16"
+    assert from_hf(bare).dtype == "float32"
+
+
+@pytest.mark.parametrize(
+    "change, told",
+    [
+        (dict(dtype="int8"), "dtype is 'int8' .*; it has to be one of 'float32', 'bfloat16', 'float16'"),
+        (dict(dtype=None, torch_dtype=16), "torch_dtype is 16"),
+        (dict(dtype="float16", torch_dtype="bfloat16"), "torch_dtype is 'bfloat16' .* the same as dtype, 'float16'"),
+        (dict(dtype="auto"), "dtype is 'auto'"),  # no tensors are there to ask
+    ],
+)
+def test_another_dtype_is_refused_by_its_key(change, told):
+    with pytest.raises(ModelConfigError, match=told):
+        from_hf({**GOLDEN, **change})
+
+
+def test_a_dtype_asked_for_in_python_is_one_that_runs():
+    with pytest.raises(ModelConfigError, match="dtype='torch.bfloat16' must be one of float32, bfloat16"):
+        tiny_config(dtype="torch.bfloat16")
+
+
 @pytest.mark.parametrize(
     "change, told",
     [
