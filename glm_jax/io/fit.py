@@ -7,7 +7,7 @@ from pathlib import Path
 
 from glm_jax.io import layout
 from glm_jax.io.folder import CheckpointError
-from glm_jax.io.tensors import FP8, NUMPY, SCALE, Tensors, scale_shape
+from glm_jax.io.tensors import FP8, SCALES, WEIGHTS, Tensors, scale_shape
 from glm_jax.model.config import ModelConfig
 from glm_jax.model.weights import Transformer
 
@@ -20,7 +20,8 @@ def check(folder: Path, config: ModelConfig, entries: Transformer, tensors: Tens
     """Raises CheckpointError with everything that does not fit."""
     want = {name: shape for entry in layout.all_entries(entries) for name, shape in entry.tensors()}
     have, dtype = tensors.shape, tensors.dtype
-    want |= {name + SCALE: scale_shape(shape) for name, shape in want.items() if dtype.get(name) == FP8}
+    scales = {tensors.scale_name(n): scale_shape(shape) for n, shape in want.items() if dtype.get(n) == FP8}
+    of_weights, want = want.keys(), want | scales
     copies = {name: of for name, of in _copies(config).items() if name in have}
     ours = {name for name in have if name not in copies and not _ignored(name, config)}
     if skipped := len(have) - len(ours):
@@ -29,7 +30,10 @@ def check(folder: Path, config: ModelConfig, entries: Transformer, tensors: Tens
     problems += [f"unexpected {n} {have[n]}" for n in sorted(ours - want.keys())]
     both = sorted(want.keys() & have.keys())
     problems += [f"misshapen {n}: {have[n]} in the file, {want[n]} by the config" for n in both if have[n] != want[n]]
-    problems += [f"{n} is {dtype[n]}: weights are {', '.join(NUMPY)}" for n in both if dtype[n] not in NUMPY]
+    for n in both:
+        what, known = ("weights", WEIGHTS) if n in of_weights else ("scales", SCALES)
+        if dtype[n] not in known:
+            problems.append(f"{n} is {dtype[n]}: {what} are {', '.join(known)}")
     problems += [f"{n} is {FP8}: only matrices may be" for n in both if dtype[n] == FP8 and len(have[n]) != 2]
     if not problems:  # values are compared where names, shapes and dtypes are right
         problems = [_lost(n, of) for n, of in sorted(copies.items()) if not tensors.same(n, of)]

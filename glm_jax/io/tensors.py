@@ -14,9 +14,12 @@ from safetensors import SafetensorError, safe_open
 from glm_jax.io.folder import INDEX, CheckpointError, files
 from glm_jax.model.quantised import BLOCK
 
-FP8, SCALE = "F8_E4M3", "_scale_inv"  # w = fp8 · scale, one float32 scale per BLOCK x BLOCK
+FP8 = "F8_E4M3"  # w = fp8 · scale, one scale per BLOCK x BLOCK
+SCALE = "_scale_inv"  # of a scale's name, as released; it multiplies all the same
+SCALE_NAMES = (SCALE, "_scale")
 WIDE = {"F64": np.float64, "F32": np.float32, "F16": np.float16, "BF16": ml_dtypes.bfloat16}
-NUMPY = {**WIDE, FP8: ml_dtypes.float8_e4m3fn}  # dtypes of weights
+WEIGHTS = {**WIDE, FP8: ml_dtypes.float8_e4m3fn}
+SCALES = {**WIDE, "F8_E8M0": ml_dtypes.float8_e8m0fnu}  # UE8M0: the exponent alone, a power of two
 AT_ONCE = 1 << 22  # numbers that are compared at a time
 
 
@@ -49,8 +52,12 @@ class Tensors:
 
     def get_fp8(self, name: str) -> tuple[np.ndarray, np.ndarray]:
         """An FP8 matrix, and its scales spread over its entries. Raises CheckpointError for NaN or infinity."""
-        (rows, columns), scale = self.shape[name], self.get(name + SCALE).astype(np.float32)
+        (rows, columns), scale = self.shape[name], self._read(self.scale_name(name)).astype(np.float32)
         return self._read(name), np.repeat(np.repeat(scale, BLOCK, axis=0)[:rows], BLOCK, axis=1)[:, :columns]
+
+    def scale_name(self, name: str) -> str:
+        """Of an FP8 tensor's scales; the released name where the files have none."""
+        return next((name + ending for ending in SCALE_NAMES if name + ending in self.shape), name + SCALE)
 
     def same(self, one: str, other: str) -> bool:
         """Whether two tensors hold the same values, in whatever dtypes; an FP8 one, which has scales, does not."""
@@ -70,7 +77,7 @@ class Tensors:
     def _values(self, name: str, first: int, count: int) -> np.ndarray:
         """Read, not mapped: pages of a mapped file would count as this process's memory for as long as it is open."""
         path, start = self._at[name]
-        dtype = np.dtype(NUMPY[self.dtype[name]])
+        dtype = np.dtype({**WEIGHTS, **SCALES}[self.dtype[name]])
         with path.open("rb") as file:
             file.seek(start + first * dtype.itemsize)
             return np.fromfile(file, dtype, count)

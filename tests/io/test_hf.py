@@ -19,6 +19,7 @@ from glm_jax.io import tensors as tensors_module
 from glm_jax.io.hf import CheckpointError
 from glm_jax.model import weights
 from glm_jax.model.config import ModelConfigError
+from glm_jax.model.quantised import Quantised, dense
 from glm_jax.model.target import tracing_for
 from glm_jax.sharding import layout
 from glm_jax.sharding.mesh import MeshConfig, make_mesh
@@ -182,26 +183,33 @@ def test_a_draft_layer_with_a_head_of_its_own_is_refused(tmp_path):
         glm_jax.load(folder)
 
 
-def in_fp8(tensors: dict[str, np.ndarray], names: list[str]) -> dict[str, np.ndarray]:
-    """The release layout of these tensors by another way than the reader's: block by block. Returns what they mean."""
+def in_fp8(tensors: dict[str, np.ndarray], names: list[str], powers: bool = False) -> dict[str, np.ndarray]:
+    """The release layout of these tensors by another way than the reader's: block by block. Returns what they mean.
+
+    With `powers` the scales are powers of two and stored as their exponents, UE8M0.
+    """
     meant = {}
     for name in names:
         value = tensors[name]
         rows, columns = (-(-n // 128) for n in value.shape)
         scale = np.random.default_rng(0).uniform(0.5, 2.0, (rows, columns)).astype(np.float32)
+        stored = scale
+        if powers:
+            exponent = np.random.default_rng(0).integers(-3, 4, (rows, columns))
+            scale, stored = (2.0**exponent).astype(np.float32), (exponent + 127).astype(np.uint8)
         small, back = np.zeros(value.shape, ml_dtypes.float8_e4m3fn), np.zeros(value.shape, np.float32)
         for r in range(rows):
             for c in range(columns):
                 block = (slice(128 * r, 128 * (r + 1)), slice(128 * c, 128 * (c + 1)))
                 small[block] = value[block] / scale[r, c]
                 back[block] = small[block].astype(np.float32) * scale[r, c]
-        tensors[name], tensors[name + "_scale_inv"], meant[name] = small, scale, back
+        tensors[name], tensors[name + "_scale_inv"], meant[name] = small, stored, back
     return meant
 
 
 def save_with_fp8(tensors: dict[str, np.ndarray], path: Path) -> None:
     """The file format by hand: the length of a JSON header, the header, the bytes."""
-    kinds = {"float32": "F32", "float8_e4m3fn": "F8_E4M3"}
+    kinds = {"float32": "F32", "float8_e4m3fn": "F8_E4M3", "uint8": "F8_E8M0"}
     header, body = {}, b""
     for name, value in tensors.items():
         offsets = [len(body), len(body) + value.nbytes]
@@ -236,6 +244,38 @@ def test_the_fp8_release_layout_is_read_and_its_faults_are_named(tmp_path):
     assert f"missing {names[0]}_scale_inv" in str(error.value)
     assert f"misshapen {names[1]}_scale_inv: (9, 9)" in str(error.value)
     assert "unexpected model.norm.weight_scale_inv" in str(error.value)
+
+
+@pytest.mark.parametrize("powers", [False, True])
+@pytest.mark.parametrize("ending", ["_scale_inv", "_scale"])
+def test_scales_are_read_under_either_name_as_numbers_or_as_powers_of_two(powers, ending, tmp_path):
+    config = two_layers(hidden_size=160, q_lora_rank=144)
+    glm_jax.save(tmp_path, config, random_params(config))
+    tensors = load_file(tmp_path / WEIGHTS)
+    name = "model.layers.0.self_attn.q_a_proj.weight"
+    meant = in_fp8(tensors, [name], powers)[name].T
+    tensors[name + ending] = tensors.pop(name + "_scale_inv")
+    save_with_fp8(tensors, tmp_path / WEIGHTS)
+    weight = lambda **how: glm_jax.load(tmp_path, **how)[1].groups[0][0].attn.q_a
+    np.testing.assert_array_equal(weight(), meant)
+    kept = weight(keep_fp8=True)
+    assert isinstance(kept, Quantised)
+    np.testing.assert_array_equal(dense(kept, jnp.float32), meant)
+
+
+def test_scales_under_both_names_or_of_another_kind_are_refused(tmp_path):
+    config = two_layers()
+    glm_jax.save(tmp_path, config, random_params(config))
+    tensors = load_file(tmp_path / WEIGHTS)
+    names = [f"model.layers.{i}.self_attn.q_a_proj.weight" for i in (0, 1)]
+    in_fp8(tensors, names)
+    tensors[names[0] + "_scale"] = tensors[names[0] + "_scale_inv"]
+    tensors[names[1] + "_scale_inv"] = tensors[names[1] + "_scale_inv"].astype(ml_dtypes.float8_e4m3fn)
+    save_with_fp8(tensors, tmp_path / WEIGHTS)
+    with pytest.raises(CheckpointError, match="2 tensors do not fit") as error:
+        glm_jax.load(tmp_path)
+    assert f"unexpected {names[0]}_scale (1, 1)" in str(error.value)
+    assert f"{names[1]}_scale_inv is F8_E4M3: scales are F64, F32, F16, BF16, F8_E8M0" in str(error.value)
 
 
 def fp8_folder(path: Path) -> Path:
