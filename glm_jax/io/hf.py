@@ -191,7 +191,7 @@ def read_config(folder: Path) -> ModelConfig:
     file = folder / "config.json"
     if not file.is_file():
         raise CheckpointError(f"{folder} holds no config.json: give the folder of a Hugging Face model")
-    config = from_hf(read_json(file), partial(_stored_dtype, folder))
+    config = from_hf(read_json(file), str(file), partial(_stored_dtype, folder))
     if config.num_nextn_predict_layers and any((folder / name).is_file() for name in (INDEX, SINGLE)):
         prefix = layout.draft_prefix(config)
         if not any(name.startswith(prefix) for name in Tensors(folder).shape):

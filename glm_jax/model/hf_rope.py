@@ -66,7 +66,12 @@ def _object(values: JsonValues, theta: float, length: int) -> tuple[float, Yarn 
             return theta, None
         if named != kind:
             values.wrong(key, f"the same as rope_type, {show(kind)}")
-    values.refuse_unknown((*_OF_ALL, *_OF_YARN) if kind == _YARN else _OF_ALL, cutoff=0)
+    values.refuse_unknown((*_OF_ALL, *_OF_YARN))
+    if kind == _PLAIN and (stray := [key for key in _OF_YARN if values.values.get(key) is not None]):
+        values.problems.append(
+            f"{values.where}rope_type is '{_PLAIN}', or absent, and {', '.join(stray)} would go unread: "
+            f"write '{_YARN}', or leave them out"
+        )
     values.number("partial_rotary_factor", 1, 1, 1.0, null=True)
     theta = values.number("rope_theta", 1.001, 1e12, theta, null=True)
     if kind == _PLAIN:

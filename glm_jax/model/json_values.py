@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import difflib
-import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
+
+_WORDS = {None: "null", True: "true", False: "false"}
 
 
 class JsonValues:
@@ -32,21 +33,29 @@ class JsonValues:
 
     def one_of(self, key: str, choices: Sequence[Any], default: Any, null: bool = False) -> Any:
         fits = lambda v: any(type(v) is type(choice) and v == choice for choice in choices)
-        wanted = choices[0] if len(choices) == 1 else f"one of {', '.join(map(repr, choices))}"
-        return self._read(key, fits, f"{wanted!r}" if len(choices) == 1 else wanted, default, null)
+        wanted = "one of " * (len(choices) > 1) + ", ".join(map(_text, choices))
+        return self._read(key, fits, wanted, default, null)
+
+    def words(self, key: str, letters: bool = False) -> Sequence[str] | None:
+        """A list of words, or with `letters` a word of letters; None where it is absent or null."""
+        of_words = lambda v: isinstance(v, (list, tuple)) and all(isinstance(word, str) for word in v)
+        fits = lambda v: of_words(v) or (letters and isinstance(v, str))
+        return self._read(key, fits, "a list of words" + letters * " or a text of letters", None, null=True)
 
     def object(self, key: str) -> Mapping[str, Any]:
         return self._read(key, lambda v: isinstance(v, Mapping), "an object", {}, null=True)
 
-    def refuse_unknown(self, known: Iterable[str], cutoff: float) -> None:
-        """Keys that are none of `known`: all of them, or with `cutoff` above 0 those that look like one."""
-        known = set(known)
-        for key in sorted(self.values.keys() - known):
-            near = difflib.get_close_matches(key, known, n=1, cutoff=cutoff)
-            if near:
+    def refuse_unknown(self, known: Sequence[str]) -> None:
+        for key in sorted(self.values.keys() - set(known)):
+            near = difflib.get_close_matches(key, known, n=1, cutoff=0.5)
+            hint = f"did you mean {self.where}{near[0]}?" if near else f"known here: {', '.join(known)}"
+            self.problems.append(f"{self.where}{key} is no known key; {hint}")
+
+    def refuse_slips(self, known: Sequence[str], others: Sequence[str]) -> None:
+        """Keys that are written nearly as one of `known`, but for `others`."""
+        for key in sorted(self.values.keys() - {*known, *others}):
+            if near := difflib.get_close_matches(key, known, n=1, cutoff=0.85):
                 self.problems.append(f"{self.where}{key} is no known key; did you mean {self.where}{near[0]}?")
-            elif not cutoff:
-                self.problems.append(f"{self.where}{key} is no known key; known here: {', '.join(sorted(known))}")
 
     def wrong(self, key: str, wanted: str) -> None:
         self.problems.append(f"{self.where}{key} is {show(self.values[key])}; it has to be {wanted}")
@@ -63,7 +72,10 @@ class JsonValues:
 
 def show(value: Any) -> str:
     """A value as a person finds it in the file, with its type; cut where it is long."""
-    if value is None or value is True or value is False or (isinstance(value, float) and math.isnan(value)):
-        return {None: "null", True: "true", False: "false"}.get(value, "NaN")
-    text = repr(value)
-    return f"{text if len(text) <= 80 else text[:77] + '...'} ({type(value).__name__})"
+    text = _text(value)
+    kind = "" if text in _WORDS.values() or text == "nan" else f" ({type(value).__name__})"
+    return (text if len(text) <= 80 else text[:77] + "...") + kind
+
+
+def _text(value: Any) -> str:
+    return next((word for constant, word in _WORDS.items() if value is constant), repr(value))

@@ -50,9 +50,9 @@ def test_aliases_and_precedence():
 @pytest.mark.parametrize("keys", [("dtype",), ("torch_dtype",), ("dtype", "torch_dtype")])
 def test_every_spelling_of_a_dtype_is_read(name, keys):
     bare = {k: v for k, v in GOLDEN.items() if k != "dtype"}
-    config = from_hf({**bare, **dict.fromkeys(keys, name)}, lambda: "bfloat16")
+    config = from_hf({**bare, **dict.fromkeys(keys, name)}, stored_dtype=lambda: "bfloat16")
     assert config.dtype == "bfloat16"
-    assert from_hf({**bare, "dtype": name, "torch_dtype": None}, lambda: "bfloat16").dtype == "bfloat16"
+    assert from_hf({**bare, "dtype": name, "torch_dtype": None}, stored_dtype=lambda: "bfloat16").dtype == "bfloat16"
     assert from_hf(bare).dtype == "float32"
 
 
