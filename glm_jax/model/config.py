@@ -69,7 +69,9 @@ class ModelConfig:
 
     def check(self) -> list[str]:
         """Every reason why this model cannot run."""
-        problems = []
+        sizes = [f.name for f in dataclasses.fields(self) if f.type == "int" and f.name != "num_nextn_predict_layers"]
+        if problems := [f"{name}={size} must be at least 1" for name in sizes if (size := getattr(self, name)) < 1]:
+            return problems
         if self.dtype not in DTYPES:
             problems.append(f"dtype={self.dtype!r} must be one of {', '.join(DTYPES)}")
         if self.num_experts_per_tok > self.n_routed_experts:

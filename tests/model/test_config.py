@@ -101,6 +101,11 @@ def test_all_reasons_are_told_at_once():
         tiny_config(num_experts_per_tok=5, qk_rope_head_dim=3)
 
 
+def test_a_size_below_one_is_refused():
+    with pytest.raises(ModelConfigError, match="n_group=0 must be at least 1; index_topk=-1 must be at least 1"):
+        tiny_config(n_group=0, index_topk=-1)
+
+
 def test_a_config_is_hashable_and_compares_by_value():
     assert len({tiny_config(), tiny_config(), tiny_config(index_topk=5)}) == 2
     assert isinstance(PRESETS["small"](index_topk=4), ModelConfig)
