@@ -12,7 +12,7 @@ from glm_jax.bench.duel import Contender, duel, has_modules, medians
 from glm_jax.bench.shape import LARGER, LONG, SHORT, Text
 from glm_jax.io.hf import save
 from glm_jax.model import weights
-from glm_jax.model.config import from_hf
+from glm_jax.model.hf_config import from_hf
 
 OURS, PEER = "glm_jax", "transformers"
 

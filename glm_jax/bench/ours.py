@@ -11,7 +11,7 @@ from glm_jax.bench.duel import cpu_seconds, peak_mib, serve
 from glm_jax.bench.shape import FULL, MODEL, SMOKE
 from glm_jax.learn.batch import IDLE, RL, LearnBatch, empty_batch
 from glm_jax.learn.config import LearnConfig
-from glm_jax.model.config import from_hf
+from glm_jax.model.hf_config import from_hf
 from glm_jax.program.exchange import Inbox
 from glm_jax.program.round import build
 from glm_jax.rollout.config import RolloutConfig

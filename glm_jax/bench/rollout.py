@@ -22,7 +22,8 @@ from glm_jax.host.engine import Engine
 from glm_jax.host.figures import Compilations
 from glm_jax.io.hf import save
 from glm_jax.model import weights
-from glm_jax.model.config import ModelConfig, from_hf
+from glm_jax.model.config import ModelConfig
+from glm_jax.model.hf_config import from_hf
 from glm_jax.rollout.config import RolloutConfig
 
 OURS, PEER = "glm_jax", "transformers"

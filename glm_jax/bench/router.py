@@ -16,7 +16,7 @@ from glm_jax.bench.fleet import Found, Line, Work, draw, simulate
 from glm_jax.bench.shape import MODEL
 from glm_jax.host.device import Device, Request
 from glm_jax.learn.config import LearnConfig
-from glm_jax.model.config import from_hf
+from glm_jax.model.hf_config import from_hf
 from glm_jax.program.exchange import Outbox
 from glm_jax.program.round import Program, build
 from glm_jax.rollout.config import RolloutConfig

@@ -16,7 +16,8 @@ import jax.numpy as jnp
 from glm_jax.bench.shape import LARGER
 from glm_jax.model import cache, cache_row, weights
 from glm_jax.model.cache import CacheState
-from glm_jax.model.config import ModelConfig, from_hf
+from glm_jax.model.config import ModelConfig
+from glm_jax.model.hf_config import from_hf
 from glm_jax.model.schedule import LayerKind
 from glm_jax.report.plots import blank
 

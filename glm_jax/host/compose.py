@@ -26,7 +26,7 @@ from glm_jax.host.sampling import Draw, Sampling
 from glm_jax.host.scoring import Scorer
 from glm_jax.io import hf
 from glm_jax.learn.config import LearnConfig
-from glm_jax.model.config import PRESETS, ModelConfig
+from glm_jax.model.config import ModelConfig
 from glm_jax.program.round import Program, build
 from glm_jax.program.state import RunState
 from glm_jax.rollout.strings import StopStrings
@@ -39,7 +39,7 @@ def model_config(config: RunConfig, tokenizer: Tokenizer) -> ModelConfig:
     if source.path is not None:
         model = hf.read_config(Path(source.path))
     else:
-        model = PRESETS[source.preset](**{"vocab_size": tokenizer.vocab_size, **source.changes})
+        model = source.of_preset(vocab_size=tokenizer.vocab_size)
     check_vocabulary("the model", model, tokenizer)
     drafting = {"rollout.drafts": config.rollout.drafts, "learn.draft_depth": config.learn.draft_depth}
     if not model.num_nextn_predict_layers and (asked := {k: v for k, v in drafting.items() if v}):
@@ -53,7 +53,7 @@ def model_config(config: RunConfig, tokenizer: Tokenizer) -> ModelConfig:
 def model_of(config: RunConfig) -> ModelConfig:
     """The architecture with the vocabulary that its preset has: for accounts of runs that nobody starts here."""
     source = config.model
-    return hf.read_config(Path(source.path)) if source.path else PRESETS[source.preset](**source.changes)
+    return hf.read_config(Path(source.path)) if source.path else source.of_preset()
 
 
 def check_vocabulary(name: str, model: ModelConfig, tokenizer: Tokenizer) -> None:

@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields, make_dataclass
+from typing import Any, get_type_hints
 
+from glm_jax.config.strict import read
 from glm_jax.data.tasks import TaskConfig
 from glm_jax.host.environments import ToolConfig
 from glm_jax.host.limits import LimitConfig
 from glm_jax.host.stages import DRAFT, RL, SFT, STAGES, SUPERVISED, VALUE, Stage, StageConfig, lay_out
 from glm_jax.host.staleness import StalenessConfig
 from glm_jax.learn.config import LearnConfig
-from glm_jax.model.config import PRESETS
+from glm_jax.model.config import PRESETS, ModelConfig
 from glm_jax.rollout.config import RolloutConfig
 from glm_jax.sharding.mesh import MeshConfig
+
+# The fields of ModelConfig by type alone: what goes together is the whole model's to tell.
+_HINTS = get_type_hints(ModelConfig)
+_Changes = make_dataclass("Changes", [(f.name, _HINTS[f.name], field(default=f.default)) for f in fields(ModelConfig)])
 
 
 @dataclass(frozen=True)
@@ -31,7 +37,17 @@ class ModelSource:
             problems.append(f"preset is {self.preset!r}; known: {', '.join(PRESETS)}")
         if self.path is not None and self.changes:
             problems.append("changes belong to a preset; a model folder says itself what it is")
+        if not problems and self.changes:
+            try:
+                self.of_preset()
+            except ValueError as error:  # of the strict reader, the architecture or its schedule
+                problems.append(str(error))
         return problems
+
+    def of_preset(self, **unless_changed: Any) -> ModelConfig:
+        """The preset with these fields and, over them, the changes. Raises ValueError where it is no model."""
+        changes = read(_Changes, self.changes, "changes")
+        return PRESETS[self.preset](**{**unless_changed, **{name: getattr(changes, name) for name in self.changes}})
 
 
 @dataclass(frozen=True)

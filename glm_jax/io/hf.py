@@ -17,11 +17,13 @@ from jax.experimental.multihost_utils import process_allgather
 from jax.sharding import NamedSharding, PartitionSpec
 from safetensors.numpy import save_file
 
-from glm_jax.io import layout
+from glm_jax.io import fit, layout
+from glm_jax.io.folder import INDEX, SINGLE, CheckpointError, read_json
 from glm_jax.io.layout import Entry
-from glm_jax.io.tensors import FP8, INDEX, NUMPY, SCALE, SINGLE, CheckpointError, Tensors, read_json, scale_shape
+from glm_jax.io.tensors import FP8, SCALE, Tensors
 from glm_jax.model import tree, weights
-from glm_jax.model.config import ModelConfig, from_hf, to_hf
+from glm_jax.model.config import ModelConfig
+from glm_jax.model.hf_config import from_hf, to_hf
 from glm_jax.model.quantised import BLOCK, Quantised
 from glm_jax.model.weights import Layer, Transformer
 
@@ -58,7 +60,7 @@ def load(
         config = dataclasses.replace(config, dtype=dtype)
     tensors = Tensors(folder)
     entries = layout.entries(config)
-    _check(folder, config, entries, tensors)
+    fit.check(folder, config, entries, tensors)
     leaves = weights.abstract(config)
     if shardings is None:
         first = jax.sharding.SingleDeviceSharding(jax.devices()[0])
@@ -189,7 +191,7 @@ def read_config(folder: Path) -> ModelConfig:
     file = folder / "config.json"
     if not file.is_file():
         raise CheckpointError(f"{folder} holds no config.json: give the folder of a Hugging Face model")
-    config = from_hf(read_json(file))
+    config = from_hf(read_json(file), str(file), partial(_stored_dtype, folder))
     if config.num_nextn_predict_layers and any((folder / name).is_file() for name in (INDEX, SINGLE)):
         prefix = layout.draft_prefix(config)
         if not any(name.startswith(prefix) for name in Tensors(folder).shape):
@@ -198,39 +200,20 @@ def read_config(folder: Path) -> ModelConfig:
     return config
 
 
+def _stored_dtype(folder: Path) -> str:
+    """That of the embedding: it is never FP8, and no part of the router, which may be wider than the rest."""
+    stored = Tensors(folder).dtype.get(fit.EMBEDDING)
+    names = {"F32": "float32", "BF16": "bfloat16", "F16": "float16"}
+    if stored not in names:
+        raise CheckpointError(
+            f"{folder / 'config.json'}: dtype is 'auto' and {fit.EMBEDDING} is {stored or 'absent'}: write one of "
+            f"{', '.join(names.values())}"
+        )
+    return names[stored]
+
+
 def _map(f, *trees):
     return jax.tree.map(f, *trees, is_leaf=lambda x: isinstance(x, Entry))
-
-
-def _all_entries(entries) -> list[Entry]:
-    return jax.tree.leaves(entries, is_leaf=lambda x: isinstance(x, Entry))
-
-
-def _check(folder: Path, config: ModelConfig, entries: Transformer, tensors: Tensors) -> None:
-    want = {name: shape for entry in _all_entries(entries) for name, shape in entry.tensors()}
-    have, dtype = tensors.shape, tensors.dtype
-    want |= {name + SCALE: scale_shape(shape) for name, shape in want.items() if dtype.get(name) == FP8}
-    ours = {name for name in have if not _ignored(name, config)}
-    if skipped := len(have) - len(ours):
-        logger.info("%s: %d tensors are not read (rotary buffers, an undeclared draft layer, copies)", folder, skipped)
-    problems = [f"missing {n} {want[n]}" for n in sorted(want.keys() - have.keys())]
-    problems += [f"unexpected {n} {have[n]}" for n in sorted(ours - want.keys())]
-    both = sorted(want.keys() & have.keys())
-    problems += [f"misshapen {n}: {have[n]} in the file, {want[n]} by the config" for n in both if have[n] != want[n]]
-    problems += [f"{n} is {dtype[n]}: weights are {', '.join(NUMPY)}" for n in both if dtype[n] not in NUMPY]
-    problems += [f"{n} is {FP8}: only matrices may be" for n in both if dtype[n] == FP8 and len(have[n]) != 2]
-    if problems:
-        raise CheckpointError(
-            f"{folder}: {len(problems)} tensors do not fit its config.json:\n  " + "\n  ".join(problems)
-        )
-
-
-def _ignored(name: str, config: ModelConfig) -> bool:
-    """Rotary buffers; of the draft layer the embedding and head that older files repeat, or all if it is not wanted."""
-    prefix = layout.draft_prefix(config)
-    copies = (prefix + "embed_tokens.weight", prefix + "shared_head.head.weight")
-    draft = name in copies if config.num_nextn_predict_layers else name.startswith(prefix)
-    return draft or name.endswith("rotary_emb.inv_freq")
 
 
 def _shards(tensors: Iterator[tuple[str, np.ndarray]], most: int) -> Iterator[dict[str, np.ndarray]]:
@@ -276,7 +259,7 @@ def _layer_tensors(entries: Layer, layer: Layer) -> Iterator[tuple[str, np.ndarr
     kv_b = entries.attn.k_b.groups
     merged = lambda part: [(kv_b[0][0], layout.merge_kv(part(layer.attn.k_b), part(layer.attn.v_b)))]
     yield from _with_scales(merged, layer.attn.k_b)
-    for entry, leaf in zip(_all_entries(entries), _leaves(layer), strict=True):
+    for entry, leaf in zip(layout.all_entries(entries), _leaves(layer), strict=True):
         if entry.groups != kv_b:
             yield from _tensors(entry, leaf)
 

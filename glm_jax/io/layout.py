@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
+import jax
 import numpy as np
 
 from glm_jax.model.attention import Attention
@@ -52,6 +53,10 @@ def entries(config: ModelConfig) -> Transformer:
         value=None,
         draft=_draft(config, draft_prefix(config)) if config.num_nextn_predict_layers else None,
     )
+
+
+def all_entries(entries: Transformer | Layer) -> list[Entry]:
+    return jax.tree.leaves(entries, is_leaf=lambda x: isinstance(x, Entry))
 
 
 def draft_prefix(config: ModelConfig) -> str:

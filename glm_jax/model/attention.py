@@ -18,8 +18,9 @@ from jaxtyping import Array, Bool, Float, Int
 from glm_jax.model import indexer
 from glm_jax.model.config import ModelConfig
 from glm_jax.model.indexer import Indexer
-from glm_jax.model.norms import linear, rms_norm, rope, wide
+from glm_jax.model.norms import linear, rms_norm, wide
 from glm_jax.model.quantised import dense
+from glm_jax.model.rope import rope
 from glm_jax.model.selection import live
 from glm_jax.model.target import on_cpu
 from glm_jax.model.tree import Leaf

@@ -15,7 +15,8 @@ from glm_jax.model.attention import Attention
 from glm_jax.model.config import ModelConfig
 from glm_jax.model.heads import embed
 from glm_jax.model.layers import run_layers
-from glm_jax.model.norms import rms_norm, rope_tables
+from glm_jax.model.norms import rms_norm
+from glm_jax.model.rope import rope_tables
 from glm_jax.model.rows import DENSE_COLUMNS
 from glm_jax.model.schedule import LayerKind
 from glm_jax.model.selection import Bits, Indices, Selection, mask_of, pack
@@ -134,7 +135,7 @@ def place(
     columns = caches.page * (1 if table is None else table.shape[1])
     column = start[:, None] + jnp.arange(queries)
     valid = jnp.arange(queries) < count[:, None]
-    cos, sin = rope_tables(column, config.qk_rope_head_dim, config.rope_theta, jnp.dtype(config.dtype))
+    cos, sin = rope_tables(column, config)
     visible = (jnp.arange(columns) <= column[..., None]) & valid[..., None]
     page, offset = _find(table, column, caches.page)
     page = jnp.where(valid & (column < columns), page, caches.pages)

@@ -1,4 +1,4 @@
-"""The architecture of a model: a frozen, hashable record read from a Hugging Face `config.json`, and presets."""
+"""The architecture of a model: a frozen, hashable record, and presets."""
 
 from __future__ import annotations
 
@@ -7,6 +7,9 @@ from functools import cached_property
 from typing import Any
 
 from glm_jax.model import schedule
+from glm_jax.model.yarn import Yarn
+
+DTYPES = ("float32", "bfloat16", "float16", "float64")  # float64 where jax computes it (jax_enable_x64)
 
 
 class ModelConfigError(ValueError):
@@ -40,6 +43,7 @@ class ModelConfig:
     v_head_dim: int = 256
     rms_norm_eps: float = 1e-5
     rope_theta: float = 10000.0
+    yarn: Yarn | None = None  # of a context longer than the trained one
     attention_bias: bool = False
     index_topk: int = 2048
     index_head_dim: int = 128
@@ -65,7 +69,11 @@ class ModelConfig:
 
     def check(self) -> list[str]:
         """Every reason why this model cannot run."""
-        problems = []
+        sizes = [f.name for f in dataclasses.fields(self) if f.type == "int" and f.name != "num_nextn_predict_layers"]
+        if problems := [f"{name}={size} must be at least 1" for name in sizes if (size := getattr(self, name)) < 1]:
+            return problems
+        if self.dtype not in DTYPES:
+            problems.append(f"dtype={self.dtype!r} must be one of {', '.join(DTYPES)}")
         if self.num_experts_per_tok > self.n_routed_experts:
             problems.append(
                 f"num_experts_per_tok={self.num_experts_per_tok} exceeds n_routed_experts={self.n_routed_experts}"
@@ -122,53 +130,8 @@ class ModelConfig:
 
     @property
     def softmax_scale(self) -> float:
-        return (self.qk_nope_head_dim + self.qk_rope_head_dim) ** -0.5
-
-
-_FIELDS = tuple(f.name for f in dataclasses.fields(ModelConfig))
-_NOT_WRITTEN = ("remat",)
-
-
-def from_hf(raw: dict[str, Any]) -> ModelConfig:
-    """Reads the dictionary of a `config.json`, with the aliases and precedence that transformers gives its fields."""
-    if (kind := raw.get("model_type", "glm_moe_dsa")) != "glm_moe_dsa":
-        raise ModelConfigError(f"model_type is {kind!r}: only 'glm_moe_dsa' (GLM-5, 5.1, 5.2) is this architecture")
-    if (act := raw.get("hidden_act", "silu")) != "silu":
-        raise ModelConfigError(f"hidden_act is {act!r}: only 'silu' is supported")
-    raw = dict(raw)
-    for alias in ("num_local_experts", "num_experts"):
-        raw["n_routed_experts"] = raw.get(alias) or raw.get("n_routed_experts", 256)
-    rope = raw.get("rope_parameters") or {}
-    if (rope_type := rope.get("rope_type", "default")) != "default":
-        raise ModelConfigError(f"rope_parameters.rope_type is {rope_type!r}: only 'default' is supported")
-    raw["rope_theta"] = float(rope.get("rope_theta") or raw.get("rope_theta") or 10000.0)
-    heads = raw.get("num_attention_heads", 64)
-    if (kv_heads := raw.get("num_key_value_heads", 64)) != heads:
-        raise ModelConfigError(f"num_key_value_heads={kv_heads} must equal num_attention_heads={heads}")
-    layers = raw.get("num_hidden_layers", 78)
-    raw["indexer_types"] = schedule.indexer_types(layers, raw)
-    raw["mlp_layer_types"] = schedule.mlp_types(layers, raw)
-    raw["dtype"] = raw.get("dtype") or raw.get("torch_dtype") or "float32"
-    raw["num_nextn_predict_layers"] = raw.get("num_nextn_predict_layers") or 0
-    raw["index_share_for_mtp_iteration"] = bool(raw.get("index_share_for_mtp_iteration"))
-    return ModelConfig(**{k: raw[k] for k in _FIELDS if k in raw})
-
-
-def to_hf(config: ModelConfig) -> dict[str, Any]:
-    """The `config.json` of this model, as transformers reads it."""
-    values = {k: getattr(config, k) for k in _FIELDS if k not in _NOT_WRITTEN}
-    theta = values.pop("rope_theta")
-    return {
-        "architectures": ["GlmMoeDsaForCausalLM"],
-        "model_type": "glm_moe_dsa",
-        **values,
-        "initializer_range": config.initializer_range if config.initializer_range is not None else 0.02,
-        "indexer_types": list(config.indexer_types),
-        "mlp_layer_types": list(config.mlp_layer_types),
-        "num_key_value_heads": config.num_attention_heads,
-        "hidden_act": "silu",
-        "rope_parameters": {"rope_theta": theta, "rope_type": "default"},
-    }
+        scale = (self.qk_nope_head_dim + self.qk_rope_head_dim) ** -0.5
+        return scale * self.yarn.score_scale if self.yarn is not None else scale
 
 
 def glm52_744b(**changes: Any) -> ModelConfig:

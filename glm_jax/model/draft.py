@@ -21,7 +21,8 @@ from glm_jax.model.cache import Caches, CacheState
 from glm_jax.model.config import ModelConfig
 from glm_jax.model.heads import embed, unembed
 from glm_jax.model.layers import run_layer
-from glm_jax.model.norms import linear, rms_norm, rope_tables
+from glm_jax.model.norms import linear, rms_norm
+from glm_jax.model.rope import rope_tables
 from glm_jax.model.selection import Indices, Selection, as_indices
 from glm_jax.model.weights import DRAFT_KIND, Transformer
 
@@ -99,7 +100,7 @@ def unroll(
     position = view.column - view.first
     made, m, kv = [], hidden, None
     for step in range(depth):
-        cos, sin = rope_tables(position + step, config.qk_rope_head_dim, config.rope_theta, jnp.dtype(config.dtype))
+        cos, sin = rope_tables(position + step, config)
         at = view._replace(cos=cos, sin=sin)
 
         def attend(kind, p, x, state, numbers, at=at, kv=kv, first=step == 0):
@@ -199,7 +200,7 @@ def _over(
     count: Int[Array, "B"],
 ) -> Float[Array, "B 1 D"]:
     """m of a draft row per slot that attends to these cache rows, as many of them as were chosen."""
-    tables = rope_tables(column[:, None], config.qk_rope_head_dim, config.rope_theta, jnp.dtype(config.dtype))
+    tables = rope_tables(column[:, None], config)
 
     def attend(kind, p, x, state, numbers):
         q = attention.queries(p, config, attention.query_latent(p, config, x), *tables)

@@ -15,7 +15,8 @@ from jaxtyping import Array, Bool, Float
 
 from glm_jax.model.chunks import chunked
 from glm_jax.model.config import ModelConfig
-from glm_jax.model.norms import layer_norm, linear, rope, wide
+from glm_jax.model.norms import layer_norm, linear, wide
+from glm_jax.model.rope import rope
 from glm_jax.model.selection import Bits, Indices, Selection, indices, live, pack, select
 from glm_jax.model.target import on_cpu
 from glm_jax.model.tree import Leaf

@@ -1,10 +1,10 @@
-"""Normalisation and rotary positions."""
+"""Normalisation, and products over the last axis."""
 
 from __future__ import annotations
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Float, Int
+from jaxtyping import Array, Float
 
 from glm_jax.model.quantised import Quantised, dense
 
@@ -27,22 +27,6 @@ def layer_norm(x: Float[Array, "... D"], weight: Float[Array, "D"], bias: Float[
     centred = x_wide - jnp.mean(x_wide, axis=-1, keepdims=True)
     normed = centred * jax.lax.rsqrt(jnp.mean(centred * centred, axis=-1, keepdims=True) + eps)
     return (normed * weight.astype(x_wide.dtype) + bias.astype(x_wide.dtype)).astype(x.dtype)
-
-
-def rope_tables(position: Int[Array, "*B"], dim: int, theta: float, dtype) -> tuple[Array, Array]:
-    """cos and sin of position · theta^(-2j/dim), j < dim/2: computed in float32, rounded to the activations' dtype."""
-    frequency = theta ** (-jnp.arange(0, dim, 2, dtype=wide(dtype)) / dim)
-    angle = position[..., None].astype(wide(dtype)) * frequency
-    return jnp.cos(angle).astype(dtype), jnp.sin(angle).astype(dtype)
-
-
-def rope(x: Float[Array, "... P"], cos: Float[Array, "... p"], sin: Float[Array, "... p"]) -> Float[Array, "... P"]:
-    """Rotates interleaved pairs (x_2j, x_2j+1); returns all first components, then all second ones.
-
-    The order of the result is transformers': dot products do not notice, cache rows do.
-    """
-    first, second = x[..., 0::2], x[..., 1::2]
-    return jnp.concatenate([first * cos - second * sin, second * cos + first * sin], axis=-1)
 
 
 def linear(x: Float[Array, "*B I"], weight: Float[Array, "I *O"] | Quantised) -> Float[Array, "..."]:

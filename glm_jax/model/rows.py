@@ -21,7 +21,8 @@ from glm_jax.model import attention, context, indexer, kernels
 from glm_jax.model.attention import Attention
 from glm_jax.model.chunks import chunked
 from glm_jax.model.config import ModelConfig
-from glm_jax.model.norms import rope_tables, wide
+from glm_jax.model.norms import wide
+from glm_jax.model.rope import rope_tables
 from glm_jax.model.selection import Bits, Indices, Selection, mask_of, pack
 
 DENSE_COLUMNS = 1024  # up to this many keys, dense scores under a mask are faster than gathering the selected ones
@@ -48,7 +49,7 @@ def look(documents: Int[Array, "B T"], config: ModelConfig, by_kernels: bool = F
     """What this device's tokens see, from the document ids of whole rows."""
     column = jnp.broadcast_to(jnp.arange(documents.shape[1]), documents.shape)
     position, document, column = context.own((positions(documents), documents, column))
-    cos, sin = rope_tables(position, config.qk_rope_head_dim, config.rope_theta, jnp.dtype(config.dtype))
+    cos, sin = rope_tables(position, config)
     return Visibility(document, column, column - position, cos, sin, documents, by_kernels)
 
 

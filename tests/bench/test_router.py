@@ -10,7 +10,7 @@ import pytest
 from glm_jax.bench import router
 from glm_jax.bench.fleet import Work, draw, simulate
 from glm_jax.learn.config import LearnConfig
-from glm_jax.model.config import from_hf
+from glm_jax.model.hf_config import from_hf
 from glm_jax.program.round import build
 from glm_jax.rollout.config import RolloutConfig
 from glm_jax.sharding.mesh import MeshConfig, make_mesh

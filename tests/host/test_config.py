@@ -60,6 +60,13 @@ def test_the_base_of_these_tests_is_a_config_that_runs():
         (dict(limits__strings=("",)), "stop string 0 is empty"),
         (dict(patience=0.0), "patience is 0.0"),
         (dict(model__preset="big"), "preset is 'big'; known: glm52_744b, small"),
+        (
+            dict(model__changes={"index_topkk": 1}),
+            "changes.index_topkk is no known key; did you mean changes.index_topk?",
+        ),
+        (dict(model__changes={"index_topk": "abc"}), "changes.index_topk is 'abc' (str); it has to be int"),
+        (dict(model__changes={"index_topk": -1}), "index_topk=-1 must be at least 1"),
+        (dict(model__changes={"num_hidden_layers": 2}), "indexer_types has 3 entries for num_hidden_layers=2"),
         (dict(model__path="somewhere"), "one of preset and path has to be set"),
         (dict(reward__low=1.0), "low must be below high"),
         (dict(rl__until=0.5), "rl.until is 0.5, but only sft ends by its loss"),

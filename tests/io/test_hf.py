@@ -15,13 +15,15 @@ import pytest
 from safetensors.numpy import load_file, save_file
 
 import glm_jax
+from glm_jax.io import tensors as tensors_module
 from glm_jax.io.hf import CheckpointError
 from glm_jax.model import weights
 from glm_jax.model.config import ModelConfigError
+from glm_jax.model.quantised import Quantised, dense
 from glm_jax.model.target import tracing_for
 from glm_jax.sharding import layout
 from glm_jax.sharding.mesh import MeshConfig, make_mesh
-from tests.model.tiny import named_leaves, random_params, random_tokens, three_layers
+from tests.model.tiny import named_leaves, random_params, random_tokens, three_layers, two_layers
 
 GOLDEN = Path(__file__).parents[1] / "golden"
 WEIGHTS, INDEX = "model.safetensors", "model.safetensors.index.json"
@@ -52,7 +54,7 @@ def edit(folder: Path, change) -> None:
     save_file(tensors, folder / WEIGHTS)
 
 
-@pytest.mark.parametrize("case", ["tiny", "padded", "all_full", "mtp"])
+@pytest.mark.parametrize("case", ["tiny", "padded", "all_full", "mtp", "yarn"])
 @pytest.mark.parametrize("shard_bytes", [5 << 30, 100_000])
 def test_every_tensor_comes_back_byte_for_byte(case, shard_bytes, tmp_path):
     config, params = glm_jax.load(GOLDEN / case)
@@ -87,6 +89,19 @@ def test_a_dtype_can_be_asked_for_and_leaves_the_router_wide():
     assert config.dtype == "bfloat16"
     wide = {name.rpartition(".")[2] for name, leaf in named_leaves(params).items() if leaf.dtype == jnp.float32}
     assert wide == {"router", "bias"}
+
+
+def test_auto_is_the_dtype_of_the_tensors(folder):
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(config | {"dtype": "auto"}))
+    assert glm_jax.load(folder)[0].dtype == "float32"
+    half = lambda tensors: tensors.update({name: t.astype(ml_dtypes.bfloat16) for name, t in tensors.items()})
+    edit(folder, half)
+    config, params = glm_jax.load(folder)
+    assert config.dtype == "bfloat16" and params.norm.dtype == jnp.bfloat16
+    edit(folder, lambda tensors: tensors.update({n: t.astype(np.float64) for n, t in tensors.items()}))
+    with pytest.raises(CheckpointError, match=r"config.json: dtype is 'auto' and model.embed_tokens.weight is F64"):
+        glm_jax.load(folder)
 
 
 def test_missing_unexpected_and_misshapen_tensors_are_one_error_that_lists_them_all(folder):
@@ -130,8 +145,8 @@ def test_a_draft_layer_may_repeat_embedding_and_head_be_absent_or_be_refused_in_
     _, want = glm_jax.load(folder)
 
     def repeat(tensors):
-        for name in ("embed_tokens", "shared_head.head"):
-            tensors[f"model.layers.4.{name}.weight"] = tensors["lm_head.weight"].copy()
+        tensors["model.layers.4.embed_tokens.weight"] = tensors["model.embed_tokens.weight"].copy()
+        tensors["model.layers.4.shared_head.head.weight"] = tensors["lm_head.weight"].astype(np.float64)
 
     edit(folder, repeat)
     _, got = glm_jax.load(folder)
@@ -145,26 +160,56 @@ def test_a_draft_layer_may_repeat_embedding_and_head_be_absent_or_be_refused_in_
     assert config.num_nextn_predict_layers == 0 and params.draft is None and "the files hold none" in caplog.text
 
 
-def in_fp8(tensors: dict[str, np.ndarray], names: list[str]) -> dict[str, np.ndarray]:
-    """The release layout of these tensors by another way than the reader's: block by block. Returns what they mean."""
+@pytest.mark.parametrize("at_once", [1 << 22, 100])
+def test_a_tied_head_may_repeat_the_embedding_and_nothing_else(at_once, tmp_path, monkeypatch):
+    monkeypatch.setattr(tensors_module, "AT_ONCE", at_once)
+    config = two_layers(tie_word_embeddings=True)
+    glm_jax.save(tmp_path, config, random_params(config))
+    edit(tmp_path, lambda tensors: tensors.update({"lm_head.weight": tensors["model.embed_tokens.weight"].copy()}))
+    assert glm_jax.load(tmp_path)[1].head is None
+    edit(tmp_path, lambda tensors: tensors["lm_head.weight"].__setitem__((-1, -1), 7.0))
+    with pytest.raises(CheckpointError, match="lm_head.weight differs from model.embed_tokens.*the embedding the head"):
+        glm_jax.load(tmp_path)
+    edit(tmp_path, lambda tensors: tensors.update({"lm_head.weight": tensors["lm_head.weight"][:-1]}))
+    with pytest.raises(CheckpointError, match="lm_head.weight differs"):
+        glm_jax.load(tmp_path)
+
+
+def test_a_draft_layer_with_a_head_of_its_own_is_refused(tmp_path):
+    folder = Path(shutil.copytree(GOLDEN / "mtp", tmp_path / "mtp"))
+    head = "model.layers.4.shared_head.head.weight"
+    edit(folder, lambda tensors: tensors.update({head: tensors["model.embed_tokens.weight"].copy()}))
+    with pytest.raises(CheckpointError, match=f"{head} differs from lm_head.weight and would be lost"):
+        glm_jax.load(folder)
+
+
+def in_fp8(tensors: dict[str, np.ndarray], names: list[str], powers: bool = False) -> dict[str, np.ndarray]:
+    """The release layout of these tensors by another way than the reader's: block by block. Returns what they mean.
+
+    With `powers` the scales are powers of two and stored as their exponents, UE8M0.
+    """
     meant = {}
     for name in names:
         value = tensors[name]
         rows, columns = (-(-n // 128) for n in value.shape)
         scale = np.random.default_rng(0).uniform(0.5, 2.0, (rows, columns)).astype(np.float32)
+        stored = scale
+        if powers:
+            exponent = np.random.default_rng(0).integers(-3, 4, (rows, columns))
+            scale, stored = (2.0**exponent).astype(np.float32), (exponent + 127).astype(np.uint8)
         small, back = np.zeros(value.shape, ml_dtypes.float8_e4m3fn), np.zeros(value.shape, np.float32)
         for r in range(rows):
             for c in range(columns):
                 block = (slice(128 * r, 128 * (r + 1)), slice(128 * c, 128 * (c + 1)))
                 small[block] = value[block] / scale[r, c]
                 back[block] = small[block].astype(np.float32) * scale[r, c]
-        tensors[name], tensors[name + "_scale_inv"], meant[name] = small, scale, back
+        tensors[name], tensors[name + "_scale_inv"], meant[name] = small, stored, back
     return meant
 
 
 def save_with_fp8(tensors: dict[str, np.ndarray], path: Path) -> None:
     """The file format by hand: the length of a JSON header, the header, the bytes."""
-    kinds = {"float32": "F32", "float8_e4m3fn": "F8_E4M3"}
+    kinds = {"float32": "F32", "float8_e4m3fn": "F8_E4M3", "uint8": "F8_E8M0"}
     header, body = {}, b""
     for name, value in tensors.items():
         offsets = [len(body), len(body) + value.nbytes]
@@ -199,6 +244,38 @@ def test_the_fp8_release_layout_is_read_and_its_faults_are_named(tmp_path):
     assert f"missing {names[0]}_scale_inv" in str(error.value)
     assert f"misshapen {names[1]}_scale_inv: (9, 9)" in str(error.value)
     assert "unexpected model.norm.weight_scale_inv" in str(error.value)
+
+
+@pytest.mark.parametrize("powers", [False, True])
+@pytest.mark.parametrize("ending", ["_scale_inv", "_scale"])
+def test_scales_are_read_under_either_name_as_numbers_or_as_powers_of_two(powers, ending, tmp_path):
+    config = two_layers(hidden_size=160, q_lora_rank=144)
+    glm_jax.save(tmp_path, config, random_params(config))
+    tensors = load_file(tmp_path / WEIGHTS)
+    name = "model.layers.0.self_attn.q_a_proj.weight"
+    meant = in_fp8(tensors, [name], powers)[name].T
+    tensors[name + ending] = tensors.pop(name + "_scale_inv")
+    save_with_fp8(tensors, tmp_path / WEIGHTS)
+    weight = lambda **how: glm_jax.load(tmp_path, **how)[1].groups[0][0].attn.q_a
+    np.testing.assert_array_equal(weight(), meant)
+    kept = weight(keep_fp8=True)
+    assert isinstance(kept, Quantised)
+    np.testing.assert_array_equal(dense(kept, jnp.float32), meant)
+
+
+def test_scales_under_both_names_or_of_another_kind_are_refused(tmp_path):
+    config = two_layers()
+    glm_jax.save(tmp_path, config, random_params(config))
+    tensors = load_file(tmp_path / WEIGHTS)
+    names = [f"model.layers.{i}.self_attn.q_a_proj.weight" for i in (0, 1)]
+    in_fp8(tensors, names)
+    tensors[names[0] + "_scale"] = tensors[names[0] + "_scale_inv"]
+    tensors[names[1] + "_scale_inv"] = tensors[names[1] + "_scale_inv"].astype(ml_dtypes.float8_e4m3fn)
+    save_with_fp8(tensors, tmp_path / WEIGHTS)
+    with pytest.raises(CheckpointError, match="2 tensors do not fit") as error:
+        glm_jax.load(tmp_path)
+    assert f"unexpected {names[0]}_scale (1, 1)" in str(error.value)
+    assert f"{names[1]}_scale_inv is F8_E4M3: scales are F64, F32, F16, BF16, F8_E8M0" in str(error.value)
 
 
 def fp8_folder(path: Path) -> Path:
@@ -295,7 +372,9 @@ def test_a_truncated_file_is_named(folder, size):
         glm_jax.load(folder)
 
 
-@pytest.mark.parametrize("text", ["{", "[]", "{}", '{"weight_map": 3}'])
+@pytest.mark.parametrize(
+    "text", ["{", "[]", "{}", '{"weight_map": 3}', '{"weight_map": {"x": 3, "y": "a"}}', "[" * 5000]
+)
 def test_a_damaged_index_is_named(folder, text):
     (folder / INDEX).write_text(text)
     with pytest.raises(CheckpointError, match=INDEX):
@@ -306,6 +385,40 @@ def test_an_absent_shard_is_named(folder):
     names = {name: "model-00001-of-00001.safetensors" for name in load_file(folder / WEIGHTS)}
     (folder / INDEX).write_text(json.dumps({"weight_map": names}))
     with pytest.raises(CheckpointError, match="lacks model-00001-of-00001.safetensors"):
+        glm_jax.load(folder)
+
+
+def test_of_two_copies_of_a_tensor_the_one_is_read_that_the_index_names(folder):
+    tensors = load_file(folder / WEIGHTS)
+    (folder / WEIGHTS).rename(folder / "a.safetensors")
+    stale = {"model.norm.weight": np.zeros(40, np.float32), "lm_head.weight": tensors["lm_head.weight"]}
+    save_file(stale, folder / "b.safetensors")
+    shard = {name: "a.safetensors" for name in tensors} | {"lm_head.weight": "b.safetensors"}
+    (folder / INDEX).write_text(json.dumps({"weight_map": shard}))
+    np.testing.assert_array_equal(glm_jax.load(folder)[1].norm, tensors["model.norm.weight"])
+
+
+def test_tensors_that_the_index_gives_to_a_file_without_them_are_one_error(folder):
+    shard = {name: WEIGHTS for name in [*load_file(folder / WEIGHTS), "b", "a"]}
+    (folder / INDEX).write_text(json.dumps({"weight_map": shard}))
+    with pytest.raises(CheckpointError) as error:
+        glm_jax.load(folder)
+    lines = [line.strip() for line in str(error.value).splitlines()]
+    assert "is wrong about 2 tensors" in lines[0] and INDEX in lines[0]
+    assert lines[1:] == [f"a is not in {WEIGHTS}", f"b is not in {WEIGHTS}"]
+
+
+@pytest.mark.parametrize("file", ["/tmp/a.safetensors", "../a.safetensors", "x/../../a.safetensors", "..\\a"])
+def test_an_index_that_leaves_its_folder_is_refused(folder, file):
+    (folder / INDEX).write_text(json.dumps({"weight_map": {"x": WEIGHTS, "y": file}}))
+    with pytest.raises(CheckpointError, match="names files outside its folder") as error:
+        glm_jax.load(folder)
+    assert file in str(error.value)
+
+
+def test_a_key_that_stands_twice_in_a_json_file_is_refused(folder):
+    (folder / INDEX).write_text('{"weight_map": {"x": "a", "y": "a", "x": "b"}}')
+    with pytest.raises(CheckpointError, match=f"{INDEX} is not usable JSON: it has x more than once"):
         glm_jax.load(folder)
 
 

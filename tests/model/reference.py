@@ -69,12 +69,26 @@ def _linear(p, name, x):
     return x @ p[name + ".weight"].T + p.get(name + ".bias", 0.0)
 
 
-def _rotate(x, position, theta):
-    """Pairs (x_2j, x_2j+1) as complex numbers, turned by position · θ^(-2j/width)."""
-    width = x.shape[-1]
-    turn = np.exp(1j * np.asarray(position)[:, None] * theta ** (-np.arange(0, width, 2) / width))
+def _rotate(x, position, config):
+    """Pairs (x_2j, x_2j+1) as complex numbers, turned by position · θ^(-2j/width), or as YaRN has it."""
+    width, scale = x.shape[-1], 1.0
+    frequency = config.rope_theta ** (-np.arange(0, width, 2) / width)
+    if (yarn := config.yarn) is not None:
+        scale = _magnitude(yarn, yarn.mscale) / _magnitude(yarn, yarn.mscale_all_dim)
+        length = yarn.original_max_position_embeddings
+        # The channel, a real number, that turns so often in the trained context.
+        channel = lambda turns: width / 2 * np.log(length / (2 * np.pi * turns)) / np.log(config.rope_theta)
+        first, last = np.floor(max(channel(yarn.beta_fast), 0)), np.ceil(channel(yarn.beta_slow))
+        for j in range(width // 2):
+            slow = min(max((j - first) / (last - first), 0.0), 1.0)
+            frequency[j] = slow * frequency[j] / yarn.factor + (1 - slow) * frequency[j]
+    turn = scale * np.exp(1j * np.asarray(position)[:, None] * frequency)
     turned = (x[..., 0::2] + 1j * x[..., 1::2]) * turn.reshape(len(position), *[1] * (x.ndim - 2), -1)
     return np.stack([turned.real, turned.imag], axis=-1).reshape(x.shape)
+
+
+def _magnitude(yarn, mscale):
+    return 0.1 * mscale * np.log(yarn.factor) + 1.0
 
 
 def _index_scores(p, config, a, c_q, position):
@@ -83,8 +97,8 @@ def _index_scores(p, config, a, c_q, position):
     k = _linear(p, "self_attn.indexer.wk", a)
     k = (k - k.mean(-1, keepdims=True)) / np.sqrt(k.var(-1, keepdims=True) + 1e-6)
     k = k * p["self_attn.indexer.k_norm.weight"] + p["self_attn.indexer.k_norm.bias"]
-    q = np.concatenate([_rotate(q[..., :roped], position, config.rope_theta), q[..., roped:]], axis=-1)
-    k = np.concatenate([_rotate(k[..., :roped], position, config.rope_theta), k[..., roped:]], axis=-1)
+    q = np.concatenate([_rotate(q[..., :roped], position, config), q[..., roped:]], axis=-1)
+    k = np.concatenate([_rotate(k[..., :roped], position, config), k[..., roped:]], axis=-1)
     weight = _linear(p, "self_attn.indexer.weights_proj", a) * heads**-0.5
     dots = np.maximum(np.einsum("sjx,tx->sjt", q, k) * width**-0.5, 0.0)
     return np.einsum("sj,sjt->st", weight, dots)
@@ -93,17 +107,18 @@ def _index_scores(p, config, a, c_q, position):
 def _attention(p, config, a, c_q, position, chosen):
     heads, nope, rank = config.num_attention_heads, config.qk_nope_head_dim, config.kv_lora_rank
     q = _linear(p, "self_attn.q_b_proj", c_q).reshape(len(a), heads, -1)
-    q_rope = _rotate(q[..., nope:], position, config.rope_theta)
+    q_rope = _rotate(q[..., nope:], position, config)
     kv = _linear(p, "self_attn.kv_a_proj_with_mqa", a)
     latent = _rms(kv[:, :rank], p["self_attn.kv_a_layernorm.weight"], config.latent_norm_eps)
-    k_rope = _rotate(kv[:, rank:], position, config.rope_theta)
+    k_rope = _rotate(kv[:, rank:], position, config)
     kv = (latent @ p["self_attn.kv_b_proj.weight"].T).reshape(len(a), heads, -1)
     k, v = kv[..., :nope], kv[..., nope:]
     out = np.zeros((len(a), heads, v.shape[-1]))
     probs = [np.zeros(len(keys)) for keys in chosen]  # mean over heads
+    scale = q.shape[-1] ** -0.5 * (_magnitude(config.yarn, config.yarn.mscale_all_dim) ** 2 if config.yarn else 1.0)
     for s, keys in enumerate(chosen):
         for h in range(heads if keys else 0):
-            score = (k[keys, h] @ q[s, h, :nope] + k_rope[keys] @ q_rope[s, h]) * q.shape[-1] ** -0.5
+            score = (k[keys, h] @ q[s, h, :nope] + k_rope[keys] @ q_rope[s, h]) * scale
             prob = np.exp(score - score.max()) / np.exp(score - score.max()).sum()
             out[s, h] = prob @ v[keys, h]
             probs[s] += prob / heads

@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from glm_jax.model.config import PRESETS, ModelConfig, ModelConfigError, from_hf, to_hf
+from glm_jax.model.config import PRESETS, ModelConfig, ModelConfigError
+from glm_jax.model.hf_config import from_hf, to_hf
 from tests.model.tiny import tiny_config
 
 GOLDEN = json.loads((Path(__file__).parents[1] / "golden/tiny/config.json").read_text())
@@ -45,12 +46,41 @@ def test_aliases_and_precedence():
     assert from_hf({**GOLDEN, "torch_dtype": "bfloat16", "dtype": None}).dtype == "bfloat16"
 
 
+@pytest.mark.parametrize("name", ["bfloat16", "torch.bfloat16", "auto"])
+@pytest.mark.parametrize("keys", [("dtype",), ("torch_dtype",), ("dtype", "torch_dtype")])
+def test_every_spelling_of_a_dtype_is_read(name, keys):
+    bare = {k: v for k, v in GOLDEN.items() if k != "dtype"}
+    config = from_hf({**bare, **dict.fromkeys(keys, name)}, stored_dtype=lambda: "bfloat16")
+    assert config.dtype == "bfloat16"
+    assert from_hf({**bare, "dtype": name, "torch_dtype": None}, stored_dtype=lambda: "bfloat16").dtype == "bfloat16"
+    assert from_hf(bare).dtype == "float32"
+
+
+@pytest.mark.parametrize(
+    "change, told",
+    [
+        (dict(dtype="int8"), "dtype is 'int8' .*; it has to be one of 'float32', 'bfloat16', 'float16'"),
+        (dict(dtype=None, torch_dtype=16), "torch_dtype is 16"),
+        (dict(dtype="float16", torch_dtype="bfloat16"), "torch_dtype is 'bfloat16' .* the same as dtype, 'float16'"),
+        (dict(dtype="auto"), "dtype is 'auto'"),  # no tensors are there to ask
+    ],
+)
+def test_another_dtype_is_refused_by_its_key(change, told):
+    with pytest.raises(ModelConfigError, match=told):
+        from_hf({**GOLDEN, **change})
+
+
+def test_a_dtype_asked_for_in_python_is_one_that_runs():
+    with pytest.raises(ModelConfigError, match="dtype='torch.bfloat16' must be one of float32, bfloat16"):
+        tiny_config(dtype="torch.bfloat16")
+
+
 @pytest.mark.parametrize(
     "change, told",
     [
         (dict(model_type="deepseek_v3"), "model_type is 'deepseek_v3'"),
         (dict(num_key_value_heads=2), "num_key_value_heads=2 must equal num_attention_heads=4"),
-        (dict(rope_parameters=dict(rope_type="yarn", rope_theta=1e4)), "'yarn'"),
+        (dict(rope_parameters=dict(rope_type="linear", rope_theta=1e4)), "'linear'"),
         (dict(num_experts_per_tok=9), "num_experts_per_tok=9 exceeds n_routed_experts=8"),
         (dict(n_group=3), "n_group=3 must divide"),
         (dict(n_group=2, topk_group=3), "at least topk_group=3"),
@@ -69,6 +99,11 @@ def test_a_config_of_another_architecture_or_that_cannot_run_is_refused(change, 
 def test_all_reasons_are_told_at_once():
     with pytest.raises(ModelConfigError, match="exceeds n_routed_experts.*must be even"):
         tiny_config(num_experts_per_tok=5, qk_rope_head_dim=3)
+
+
+def test_a_size_below_one_is_refused():
+    with pytest.raises(ModelConfigError, match="n_group=0 must be at least 1; index_topk=-1 must be at least 1"):
+        tiny_config(n_group=0, index_topk=-1)
 
 
 def test_a_config_is_hashable_and_compares_by_value():

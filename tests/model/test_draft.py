@@ -15,6 +15,7 @@ from safetensors.numpy import load_file
 import glm_jax
 from glm_jax.model import cache as caches
 from glm_jax.model import draft, transformer
+from glm_jax.model.yarn import Yarn
 from tests.model.tiny import random_params, random_tokens, tiny_config
 
 pytestmark = pytest.mark.usefixtures("hasty_compiles")
@@ -82,7 +83,7 @@ def test_drafts_in_both_modes(mode, share, dense_decode, monkeypatch):
         np.testing.assert_array_equal(real(index, count), expected[prefix + "index_topk"][:, step])
 
 
-CONFIG = tiny_config(num_nextn_predict_layers=1)
+CONFIG = tiny_config(num_nextn_predict_layers=1, yarn=Yarn(8.0, 16, mscale_all_dim=2.0))  # in every path
 DOCUMENTS = np.array([[0] * 2 + [1] * 8 + [2] * 5, [1] * 15], np.int32)
 
 

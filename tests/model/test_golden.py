@@ -25,6 +25,7 @@ PREFILL = {
     "padded": 20,
     "all_full": 16,
     "mtp": 24,
+    "yarn": 60,
 }  # columns before `decode_logits` and `greedy_tokens` begin
 in_every_case = pytest.mark.parametrize("case", sorted(PREFILL))
 

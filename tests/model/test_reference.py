@@ -11,6 +11,7 @@ from safetensors.numpy import load_file
 
 import glm_jax
 from glm_jax.model.transformer import hidden_states
+from glm_jax.model.yarn import Yarn
 from tests.model import reference
 from tests.model.tiny import as_float64, random_params, random_tokens, three_layers, tiny_config
 
@@ -39,6 +40,8 @@ CASES = {
         latent_norm_eps=1e-3,
         rms_norm_eps=1e-2,
         rope_theta=100.0,
+        qk_rope_head_dim=8,
+        yarn=Yarn(8.0, 16, beta_fast=4.0, mscale=1.0, mscale_all_dim=2.0),
         index_n_heads=3,
     ),
 }

@@ -1,7 +1,7 @@
 """Random models of random shapes, built by transformers itself and read from its files: logits, and greedy text.
 
 Covers what the golden cases leave out: biases, tied embeddings, expert groups, several shared experts, values wider and
-narrower than keys, odd head counts, schedules given as patterns or frequencies.
+narrower than keys, odd head counts, schedules given as patterns or frequencies, YaRN's scale of attention.
 """
 
 from __future__ import annotations
@@ -47,6 +47,18 @@ CASES = {
     ),
     "more keys selected than there are": dict(
         index_topk=64, rope_parameters={"rope_theta": 1e6, "rope_type": "default"}
+    ),
+    "a context that YaRN extends": dict(
+        qk_rope_head_dim=12,
+        rope_parameters=dict(
+            rope_type="yarn",
+            rope_theta=500.0,
+            factor=4.0,
+            original_max_position_embeddings=16,
+            beta_fast=2.0,
+            mscale=1.0,
+            mscale_all_dim=2.0,
+        ),
     ),
 }
 
