@@ -6,6 +6,8 @@ import json
 from pathlib import Path, PurePosixPath
 from typing import Any
 
+from glm_jax.text import TextError, read_text
+
 INDEX, SINGLE = "model.safetensors.index.json", "model.safetensors"
 
 
@@ -24,7 +26,9 @@ def read_json(file: Path) -> dict[str, Any]:
         return made
 
     try:
-        value = json.loads(file.read_text(), object_pairs_hook=once)
+        value = json.loads(read_text(file), object_pairs_hook=once)
+    except TextError as error:
+        raise CheckpointError(str(error)) from None
     except (ValueError, RecursionError) as error:
         raise CheckpointError(f"{file} is not usable JSON: {error}") from None
     if not isinstance(value, dict):

@@ -1,4 +1,4 @@
-"""Whose a workdir is: nobody's before something was recorded; then its run's, of which only what moves no past changes."""
+"""Whose a workdir is: nobody's before something was recorded; then a run's, whose config moves no past."""
 
 from __future__ import annotations
 

@@ -15,6 +15,7 @@ import pytest
 from safetensors.numpy import load_file, save_file
 
 import glm_jax
+from glm_jax.io import hf
 from glm_jax.io import tensors as tensors_module
 from glm_jax.io.hf import CheckpointError
 from glm_jax.model import weights
@@ -427,6 +428,16 @@ def test_a_damaged_config_is_named(folder, text):
     (folder / "config.json").write_text(text)
     with pytest.raises(CheckpointError, match="config.json"):
         glm_jax.load(folder)
+
+
+def test_a_byte_order_mark_is_read_past_and_another_encoding_named(folder):
+    path = folder / "config.json"
+    want, text = hf.read_config(folder), path.read_text()
+    path.write_text(text, encoding="utf-8-sig")
+    assert hf.read_config(folder) == want
+    path.write_text(text, encoding="utf-16")
+    with pytest.raises(CheckpointError, match="config.json is UTF-16 by its first bytes: save it as UTF-8"):
+        hf.read_config(folder)
 
 
 def test_a_folder_without_config_or_without_weights_is_no_model(folder, tmp_path):
