@@ -1,6 +1,7 @@
 # Each target does its own set-up: Python >= 3.11 and make are all a machine needs.
 #   make demo       trains the small model of experiments/configs/demo.py and leaves its curve in runs/demo
-#   make test       the fast tests            make test-all   the heavier rooms, marker by marker (envs wants bubblewrap)
+#   make test       the fast tests            make test-all   the heavier ones as well (envs wants bubblewrap)
+#   make nightly    all of them at length, compiled as users run them, and the fast ones on the newest jax
 #   make lint       ruff                      make lock       resolves requirements.lock anew
 PYTHON ?= $(shell for p in python3 python3.13 python3.12 python3.11 python; do \
 	$$p -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && echo $$p && break; done)
@@ -8,11 +9,15 @@ BIN := .venv/bin
 STAMP := .venv/installed
 PARITY := .venv/parity
 COMPILERS := .venv/compilers
-MARKERS := kernels compile envs scale rollout docs parity
-# Workers beyond two gain little: XLA already uses every core.
-PYTEST := JAX_PLATFORMS=cpu $(BIN)/python -m pytest -n 2 -q
+NEWEST := .venv/newest
+# The newest jax wants a newer Python than 3.11.
+NEWEST_PYTHON ?= $(shell for p in python3.14 python3.13 python3.12 $(wildcard $(HOME)/.pyenv/versions/3.1[2-9]*/bin/python3); do \
+	$$p -c 'import sys; sys.exit(sys.version_info < (3, 12))' 2>/dev/null && echo $$p && break; done)
+HEAVY := kernels or envs or scale or rollout or docs or parity
+# Workers beyond two gain little: XLA already uses every core. Who is done first takes over some of what the other has.
+PYTEST := JAX_PLATFORMS=cpu $(BIN)/python -m pytest -n 2 --dist worksteal -q
 
-.PHONY: setup demo test test-all lint lock clean
+.PHONY: setup demo test test-all nightly lint lock clean
 .NOTPARALLEL:
 
 setup: $(STAMP)
@@ -31,9 +36,22 @@ test: $(STAMP)
 	$(PYTEST)
 
 test-all: $(STAMP) $(PARITY) $(COMPILERS)
-	@for marker in $(MARKERS); do echo "== $$marker"; \
-		if [ $$marker = compile ]; then export PYTHONPATH=$(COMPILERS); else unset PYTHONPATH; fi; \
-		$(PYTEST) -m $$marker || exit $$?; done
+	$(PYTEST) -m "($(HEAVY)) and not (compile or nightly)"
+	PYTHONPATH=$(COMPILERS) $(PYTEST) -m "compile and not nightly"
+
+nightly: export TESTS_COMPILE := full
+nightly: $(STAMP) $(PARITY) $(COMPILERS) $(NEWEST)
+	$(PYTEST)
+	$(PYTEST) -m "($(HEAVY) or nightly) and not compile"
+	PYTHONPATH=$(COMPILERS) $(PYTEST) -m compile
+	JAX_PLATFORMS=cpu $(NEWEST)/bin/python -m pytest -n 2 --dist worksteal -q
+
+$(NEWEST): $(STAMP)
+	@test -n "$(NEWEST_PYTHON)" || { echo "the newest jax wants Python 3.12 or later: none found. Say NEWEST_PYTHON=/path/to/python3" >&2; exit 1; }
+	rm -rf $@ && $(NEWEST_PYTHON) -m venv $@
+	$@/bin/python -m pip install --quiet --disable-pip-version-check -r requirements.lock
+	$@/bin/python -m pip install --quiet --disable-pip-version-check --upgrade jax jaxlib
+	$@/bin/python -m pip install --quiet --disable-pip-version-check --no-build-isolation --no-deps -e .
 
 # torch from its CPU index: the default build brings gigabytes of CUDA. Every package is looked up there, hence few retries.
 $(PARITY): $(STAMP)

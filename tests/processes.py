@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import socket
 import subprocess
 import sys
@@ -15,13 +16,23 @@ from glm_jax.host.cluster import COORDINATOR, COUNT, NUMBER
 ROOT = Path(__file__).resolve().parent.parent
 
 
+def flags(devices: int) -> str:
+    """The XLA flags of the tests, for a process of so many CPU devices."""
+    return re.sub("(device_count)=8", rf"\1={devices}", os.environ["XLA_FLAGS"])
+
+
 @contextmanager
 def started(command: Sequence[str], count: int, devices: int, **environment: str) -> Iterator[list[subprocess.Popen]]:
     """`count` processes of a command that are to join, each with so many CPU devices. None is left at the end."""
     with socket.create_server(("127.0.0.1", 0)) as server:
         port = server.getsockname()[1]
-    flags = f"--xla_force_host_platform_device_count={devices}"
-    base = {**os.environ, "XLA_FLAGS": flags, COORDINATOR: f"127.0.0.1:{port}", COUNT: str(count), **environment}
+    base = {
+        **os.environ,
+        "XLA_FLAGS": flags(devices),
+        COORDINATOR: f"127.0.0.1:{port}",
+        COUNT: str(count),
+        **environment,
+    }
     pipe, made = subprocess.PIPE, []
     try:
         for number in range(count):

@@ -12,6 +12,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.processes import flags
+
 ROOT = Path(__file__).resolve().parent.parent
 SMALL = [
     f"--config.{k}" for k in ("sft.steps=3", "value.steps=1", "rl.steps=2", "tasks.train_size=600", "tasks.eval_size=8")
@@ -102,13 +104,7 @@ def test_the_commands_of_the_readme_run(tmp_path, chain):
     (tmp_path / "my_rewards.py").write_text(
         "def score(completion, task):\n    return float(completion == task['answer'])\n"
     )
-    env = {k: v for k, v in os.environ.items() if k != "XLA_FLAGS"}
-    env |= {
-        "PYTHONPATH": str(tmp_path),
-        "JAX_PLATFORMS": "cpu",
-        "XLA_FLAGS": "--xla_force_host_platform_device_count=4",
-        "JAX_DISABLE_MOST_OPTIMIZATIONS": "1",  # compiles in less time; no figure is looked at
-    }
+    env = {**os.environ, "PYTHONPATH": str(tmp_path), "XLA_FLAGS": flags(4)}
     for command in chains()[chain]:
         small = smoke(command)
         done = subprocess.run(small, cwd=tmp_path, env=env, capture_output=True, text=True, timeout=300)

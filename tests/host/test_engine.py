@@ -15,7 +15,7 @@ from glm_jax.rollout.config import RolloutConfig
 from glm_jax.rollout.generate import generate
 from tests.model.tiny import random_params, two_layers
 
-pytestmark = [pytest.mark.rollout, pytest.mark.usefixtures("hasty_compiles")]
+pytestmark = pytest.mark.rollout
 
 MODEL = two_layers()
 SIZES = RolloutConfig(slots=4, window=48, ticks=8, queue=8, requests=8, prefill_slots=2, prefill_chunk=4, page=4)

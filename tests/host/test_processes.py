@@ -69,7 +69,7 @@ def run(place: Path, name: str, count: int, *more: str, **environment: str):
     """Starts the run as `count` processes, of four devices together."""
     flags = ["--config", str(place / "config.py"), "--workdir", str(place / name)]
     command = [sys.executable, "-m", "glm_jax", "train", *flags, *more]
-    return started(command, count, 4 // count, JAX_DISABLE_MOST_OPTIMIZATIONS="1", **environment)
+    return started(command, count, 4 // count, **environment)
 
 
 def ends(processes) -> list[tuple[int, str]]:

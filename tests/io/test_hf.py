@@ -290,7 +290,6 @@ def fp8_folder(path: Path) -> Path:
     return path
 
 
-@pytest.mark.usefixtures("hasty_compiles")
 def test_what_is_kept_in_fp8_runs_as_what_is_widened_and_is_saved_to_the_same_bytes(tmp_path):
     folder = fp8_folder(tmp_path / "fp8")
     config, wide = glm_jax.load(folder)

@@ -19,8 +19,6 @@ from tests.equations import equations
 from tests.learn.spread import ELSEWHERE, close, learnt
 from tests.model.tiny import two_layers
 
-pytestmark = pytest.mark.usefixtures("hasty_compiles")
-
 MODEL = two_layers(num_nextn_predict_layers=1, index_share_for_mtp_iteration=True, dtype="float64", remat=True)
 ROWS, COLUMNS = 4, 24
 # Padding before, between and behind; more documents than devices, and fewer.

@@ -17,8 +17,6 @@ from glm_jax.learn.optimizer import DRAFT, INDEXER, MAIN
 from glm_jax.model import draft, transformer
 from tests.model.tiny import as_float64, named_leaves, random_params, two_layers
 
-pytestmark = pytest.mark.usefixtures("hasty_compiles")
-
 DEPTH = 2
 MODEL = two_layers(num_nextn_predict_layers=1, index_share_for_mtp_iteration=True)
 SETUP = Setup(MODEL, LearnConfig(micro_batches=2, rows=2, length=14, draft_depth=DEPTH, indexer_kl=0.1))

@@ -32,8 +32,6 @@ from tests.learn.batches import (
 from tests.learn.test_advantage import reference as numpy_gae
 from tests.model.tiny import named_leaves
 
-pytestmark = pytest.mark.usefixtures("hasty_compiles")
-
 
 @jax.jit
 def _outputs(policy, critic, tokens, documents):

@@ -19,8 +19,6 @@ from tests.equations import equations
 from tests.learn.spread import ELSEWHERE, close, learnt
 from tests.model.tiny import tiny_config
 
-pytestmark = pytest.mark.usefixtures("hasty_compiles")
-
 # A dense layer, then four times one that computes a selection and one that shares it, which up to four stages cut.
 MODEL = tiny_config(
     num_hidden_layers=9,

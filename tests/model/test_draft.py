@@ -18,8 +18,6 @@ from glm_jax.model import draft, transformer
 from glm_jax.model.yarn import Yarn
 from tests.model.tiny import random_params, random_tokens, tiny_config
 
-pytestmark = pytest.mark.usefixtures("hasty_compiles")
-
 GOLDEN = Path(__file__).parents[1] / "golden/mtp"
 TOLERANCE = dict(atol=2e-4, rtol=1e-4)
 PROMPT = 24

@@ -16,8 +16,6 @@ from glm_jax.model import cache as caches
 from glm_jax.model.heads import unembed
 from glm_jax.model.weights import unstack
 
-pytestmark = pytest.mark.usefixtures("hasty_compiles")
-
 GOLDEN = Path(__file__).parents[1] / "golden"
 TOLERANCE = dict(atol=2e-4, rtol=1e-4)
 PREFILL = {

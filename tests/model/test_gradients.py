@@ -13,8 +13,6 @@ from glm_jax.model import transformer
 from glm_jax.model.heads import unembed
 from tests.model.tiny import as_float64, named_leaves, random_params, random_tokens, three_layers
 
-pytestmark = pytest.mark.usefixtures("hasty_compiles")
-
 CONFIG = three_layers(attention_bias=True, n_group=2, topk_group=1, dtype="float64")
 DOCUMENTS = np.array([[0] * 2 + [1] * 8 + [2] * 4, [1] * 14], np.int32)
 EPSILON = 3e-6

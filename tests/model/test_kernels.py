@@ -22,8 +22,6 @@ from pallas_kernels.index_select import reference as index_select_reference
 from pallas_kernels.sparse_mla import gpu, gpu_backward, reference, tpu, tpu_backward
 from tests.model.tiny import random_params, random_tokens, two_layers
 
-pytestmark = pytest.mark.usefixtures("hasty_compiles")
-
 CONFIG = two_layers()
 ELSEWHERE = "a platform that has no kernels"  # gets XLA's formulation of them
 # Two documents, the second one interrupted, with padding between and behind.

@@ -15,8 +15,6 @@ from glm_jax.model import cache as caches
 from glm_jax.model.heads import unembed
 from tests.model.tiny import named_leaves, random_params, random_tokens, three_layers, tiny_config
 
-pytestmark = pytest.mark.usefixtures("hasty_compiles")
-
 CONFIG = three_layers()
 DOCUMENTS = np.array([[0] * 2 + [1] * 11 + [2] * 6, [1] * 16 + [0] * 3], np.int32)
 

@@ -15,8 +15,6 @@ from glm_jax.model.yarn import Yarn
 from tests.model import reference
 from tests.model.tiny import as_float64, random_params, random_tokens, three_layers, tiny_config
 
-pytestmark = pytest.mark.usefixtures("hasty_compiles")
-
 # Left padding, padding between documents, documents above and below index_topk, one interrupted by another.
 DOCUMENTS = np.array(
     [

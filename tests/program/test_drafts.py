@@ -13,8 +13,6 @@ from glm_jax.learn.batch import DRAFT, IDLE, RL, SFT
 from tests.model.tiny import named_leaves, two_layers
 from tests.program.runs import LEARN, ROLLOUT, inbox, program, prompts, sampled, to_batch
 
-pytestmark = pytest.mark.usefixtures("hasty_compiles")
-
 MODEL = two_layers(num_nextn_predict_layers=1, index_share_for_mtp_iteration=True)
 MODES = (SFT, DRAFT, RL, IDLE)
 

@@ -5,15 +5,12 @@ from __future__ import annotations
 import jax
 import jax.numpy as jnp
 import numpy as np
-import pytest
 
 from glm_jax.learn.forward import token_logp
 from glm_jax.model import cache as caches
 from glm_jax.model.heads import log_probs, unembed
 from glm_jax.model.weights import unstack
 from tests.model.tiny import as_float64, random_params, random_tokens, three_layers
-
-pytestmark = pytest.mark.usefixtures("hasty_compiles")
 
 CONFIG = three_layers(dtype="float64")
 ROWS, PREFILL, COLUMNS = 3, 6, 22

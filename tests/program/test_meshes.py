@@ -10,8 +10,6 @@ from glm_jax.learn.optimizer import MAIN
 from tests.model.tiny import named_leaves, three_layers
 from tests.program.runs import MODEL, on_one_device, program, sampled, scenario
 
-pytestmark = pytest.mark.usefixtures("hasty_compiles")
-
 # Once first moments are (1 - b1) · gradient; later they are sums of gradients, in which a difference would stay.
 STATES = ["rl", "sft", "value", "end"]
 STAGED = three_layers(indexer_types=("full", "full", "full"))  # the last two one in each stage

@@ -12,7 +12,7 @@ import pytest
 from glm_jax.learn.batch import IDLE, SFT, VALUE
 from tests.program.runs import LEARN, ROLLOUT, inbox, program, prompts, sampled, to_batch
 
-pytestmark = [pytest.mark.rollout, pytest.mark.usefixtures("hasty_compiles")]
+pytestmark = pytest.mark.rollout
 
 FIRST = 4  # ticks of a round: none of the rollouts is done after one
 

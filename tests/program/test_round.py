@@ -15,8 +15,6 @@ from glm_jax.sharding.mesh import LayoutError
 from tests.model.tiny import named_leaves, three_layers
 from tests.program.runs import LEARN, MODEL, MODES, ROLLOUT, inbox, on_one_device, program, prompts, sampled
 
-pytestmark = pytest.mark.usefixtures("hasty_compiles")
-
 ROUNDS = ["sampling", "still sampling", "rl", "sampling with new weights", "sft", "value", "rl again", "end"]
 
 

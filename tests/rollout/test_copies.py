@@ -12,8 +12,6 @@ from glm_jax.rollout import generate, slots
 from glm_jax.rollout.config import RolloutConfig
 from tests.model.tiny import random_params, tiny_config
 
-pytestmark = pytest.mark.usefixtures("hasty_compiles")
-
 
 # One slot's row is written by another operation than many slots' rows.
 @pytest.mark.parametrize(

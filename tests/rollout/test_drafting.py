@@ -18,8 +18,6 @@ from tests.model.tiny import random_params, two_layers
 from tests.rollout.driver import SIZES, WINDOW, Driver, some_requests
 from tests.rollout.test_sampling import cut
 
-pytestmark = pytest.mark.usefixtures("hasty_compiles")
-
 VOCAB, DEPTH = 5, 3
 CHAIN = np.random.default_rng(1).dirichlet(np.full(VOCAB, 0.7), VOCAB)  # next-token probabilities by last token
 OTHER = np.random.default_rng(2).dirichlet(np.full(VOCAB, 0.7), VOCAB)

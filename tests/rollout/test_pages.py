@@ -14,7 +14,7 @@ from glm_jax.rollout import admission, pages
 from tests.rollout.driver import SIZES, Driver, some_requests
 from tests.rollout.test_parking import OBSERVED, parking
 
-pytestmark = [pytest.mark.rollout, pytest.mark.usefixtures("hasty_compiles")]
+pytestmark = pytest.mark.rollout
 
 
 def paged(page: int = 4, pages: int = 0, **changes):

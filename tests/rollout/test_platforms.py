@@ -16,7 +16,7 @@ from pallas_kernels.sparse_mla import reference, tpu
 from tests.model.tiny import random_params, two_layers
 from tests.rollout.driver import SIZES, Driver, some_requests
 
-pytestmark = [pytest.mark.rollout, pytest.mark.usefixtures("hasty_compiles")]
+pytestmark = pytest.mark.rollout
 
 MODEL = two_layers(kv_lora_rank=128, index_head_dim=128, num_nextn_predict_layers=1, index_share_for_mtp_iteration=True)
 
