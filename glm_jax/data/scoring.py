@@ -6,12 +6,14 @@ fields of data.tasks.Task. A config names it as module:function.
 
 from __future__ import annotations
 
-from glm_jax.data.gym import load_gym, scorer
+from glm_jax.data.gym import COMPOSITE, load_gym, scorer
 
 
 def reasoning_gym_score(completion: str, task: dict) -> float:
     """The family's own scorer on the completion, white space around it left out: in [0, 1], often partial credit."""
-    return float(scorer(task["family"])(completion.strip(), task["entry"]))
+    family, entry = task["family"], task["entry"]
+    family = entry["metadata"]["source_dataset"] if family == COMPOSITE else family
+    return float(scorer(family)(completion.strip(), entry))
 
 
 # A reward worker calls this once, before the first call and outside its time limit: the import takes seconds.

@@ -8,11 +8,15 @@ import json
 import re
 import subprocess
 import sys
+import time
 
 import pytest
 
+from glm_jax.data import gym
 from glm_jax.data.errors import DataError
+from glm_jax.data.gym import draw, load_gym
 from glm_jax.data.jsonl import read_jsonl
+from glm_jax.data.scoring import reasoning_gym_score
 from glm_jax.data.tasks import FamilyConfig, TaskConfig, make_tasks, same_question
 
 SPELL = FamilyConfig("spell_backward", 1.0, {"min_word_len": 3, "max_word_len": 6})
@@ -99,6 +103,46 @@ def test_a_file_too_small_to_hold_anything_out_is_refused(tmp_path):
     path = write(tmp_path / "few.jsonl", [{"question": str(i)} for i in range(4)])
     with pytest.raises(DataError, match="4 distinct questions and eval_size is 4"):
         make_tasks(own(path, eval_size=4))
+
+
+@pytest.mark.parametrize("family", ["acre", "list_functions"])
+def test_a_family_that_makes_all_that_it_is_asked_for_is_asked_for_little(family):
+    keep = lambda entry: len(entry["question"]) % 2 == 0  # so that it is asked for more
+    entries = draw(family, {}, 7, 5, keep)
+    assert len({index for index, _ in entries}) == 5 and all(keep(entry) for _, entry in entries)
+
+
+def test_a_family_ends_where_it_gives_no_more():
+    source = gym._Source("word_ladder", {}, 7, 15_000)  # it refuses more than 20,000
+    assert source.entry(14_999) is not None and source.entry(15_000) is None
+
+
+def test_the_composite_is_made_of_families_by_their_own_settings_and_scored_by_theirs():
+    parts = ({"name": "spell_backward", "config": {"min_word_len": 3}}, {"name": "acre", "weight": 2.0})
+    config = TaskConfig(families=(FamilyConfig("composite", 1.0, {"datasets": parts}),), train_size=8, eval_size=2)
+    tasks = make_tasks(config)
+    sources = {task.entry["metadata"]["source_dataset"] for task in tasks.train}
+    assert sources == {"spell_backward", "acre"}
+    assert all(reasoning_gym_score(task.answer, dataclasses.asdict(task)) == 1.0 for task in tasks.train)
+    wrong = FamilyConfig("composite", 1.0, {"datasets": ({"name": "acre", "wieght": 2.0},)})
+    with pytest.raises(DataError, match="'composite' refuses its settings.*wieght"):
+        make_tasks(dataclasses.replace(config, families=(wrong,)))
+
+
+def test_a_long_draw_says_what_it_waits_for(monkeypatch, caplog):
+    monkeypatch.setattr(gym, "TELL_AFTER", 0.01)
+    draw("spell_backward", {}, 7, 2, lambda entry: not time.sleep(0.05))
+    assert "still drawing questions of reasoning-gym's family 'spell_backward': 0 of 2" in caplog.text
+
+
+@pytest.mark.nightly
+def test_every_family_gives_questions():
+    load_gym()
+    from reasoning_gym.factory import DATASETS
+
+    for family in sorted(DATASETS):
+        settings = {"datasets": [{"name": "acre"}, {"name": "spell_backward"}]} if family == gym.COMPOSITE else {}
+        assert len(draw(family, settings, 123456, 28, lambda entry: True)) == 28, family
 
 
 @pytest.mark.parametrize("end", ["\n", "\r\n", "\r"])

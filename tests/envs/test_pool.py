@@ -23,6 +23,8 @@ def serve(home, word):
     if word == "leave":
         kept.pop(home, None)
         return {}
+    if word == "nap":
+        time.sleep(3)
     if word == "wait for other":
         end = time.monotonic() + 20
         while "other" not in kept and time.monotonic() < end:
@@ -111,7 +113,7 @@ def test_who_leaves_is_forgotten_and_nobody_waits_for_it(serve):
 
 def test_what_waited_for_a_home_that_left_is_never_begun(serve):
     with pool(serve, 1, at_once=1) as places:
-        places.ask("busy", ("busy", "wait for other"), 30.0, home="busy")
+        places.ask("busy", ("busy", "nap"), 30.0, home="busy")
         places.ask("late", ("late", "x"), 30.0, home="late")
         places.leave("late", ("late", "leave"))
         places.ask("free", ("other", "x"), 60.0, home="free")
