@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from glm_jax.cli.main import main
-from glm_jax.envs.gates import attacks, pipeline
+from glm_jax.envs.gates import answers, attacks, pipeline
 from glm_jax.envs.gates.record import UngatedTask, admitted
 from glm_jax.envs.gates.replay import replay
 from glm_jax.envs.sandbox.box import Collected
@@ -16,6 +16,7 @@ from glm_jax.envs.sandbox.files import File
 from glm_jax.envs.tasks.harbor import read_task
 from glm_jax.envs.verify.attempt import agent_box, scripted
 from glm_jax.envs.verify.grade import grade, grade_in_place
+from tests.envs.careless import CARELESS, OF_OTHER_KINDS
 from tests.envs.weak import COPIED, TEETH, WEAK, write
 
 pytestmark = pytest.mark.envs
@@ -30,9 +31,9 @@ def test_a_shipped_task_passes_every_gate(folder: Path):
     assert len(found.gates[-1].trials) >= 30
 
 
-@pytest.mark.parametrize("name", WEAK)
+@pytest.mark.parametrize("name", [*WEAK, *CARELESS])
 def test_a_weak_verifier_is_refused_by_name_of_the_gate(tmp_path, name: str):
-    how, gate, reason = WEAK[name]
+    how, gate, reason = (WEAK | CARELESS)[name]
     found = pipeline.check(write(tmp_path / "stats", **how))
     assert found.failing is not None, "it passed"
     assert found.failing.name == gate, found.failing
@@ -51,6 +52,15 @@ def test_an_attack_of_the_battery_succeeds_where_it_should(tmp_path, name: str, 
     assert grade(task, Collected(files, ())).reward == 1.0
 
 
+@pytest.mark.parametrize("name", OF_OTHER_KINDS)
+def test_spoilt_answers_of_every_kind_pass_a_careless_comparison_and_no_others_do(tmp_path, name: str):
+    how, succeed = OF_OTHER_KINDS[name]
+    task = read_task(write(tmp_path / "stats", **how))
+    start, solved = (scripted(task, tree)[0] for tree in (attacks.agent("true"), task.solution))
+    cases, _ = answers.spoilt(start.files, solved.files, grade(task, solved, record=True).record)
+    assert tuple(case for case in cases if grade(task, Collected(cases[case], ())).reward != 0.0) == succeed
+
+
 @pytest.mark.parametrize("name", ["top-clients", "orders-report", "retrace-storm"])
 def test_recorded_answers_pass_where_inputs_are_not_drawn_anew(tmp_path, name: str):
     """Scripts and programs, with files and input: a shipped task passes until its seed is fixed."""
@@ -59,9 +69,9 @@ def test_recorded_answers_pass_where_inputs_are_not_drawn_anew(tmp_path, name: s
     verify.write_text(verify.read_text().replace("grader.rng()", "__import__('random').Random(3)"))
     task = read_task(folder)
     start, solved = (scripted(task, tree)[0] for tree in (attacks.agent("true"), task.solution))
-    answers = replay(start.files, solved.files, grade(task, solved, record=True).record)
-    assert grade(task, Collected(answers, ())).reward == 1.0
-    assert grade(read_task(SHIPPED / name), Collected(answers, ())).reward == 0.0
+    again = replay(start.files, solved.files, grade(task, solved, record=True).record)
+    assert grade(task, Collected(again, ())).reward == 1.0
+    assert grade(read_task(SHIPPED / name), Collected(again, ())).reward == 0.0
 
 
 def test_the_good_verifier_of_the_same_task_passes_and_any_change_voids_it(tmp_path, capsys):

@@ -2,8 +2,8 @@
 
 `battery/agent/*.sh` run in an agent's box in its start state. `battery/python/*.py` and `battery/shell/*.sh` take the
 place of the programs that the oracle wrote, and run where the verifier runs them; so do a few kinds of data for any
-file. None may be rewarded, and none may end in an error of the verifier. A confirmed hack becomes one more file there,
-or, where it knows the task, the task's own `attacks/NAME/solve.sh`.
+file; answers.py has right answers, spoilt. None may be rewarded, and none may end in an error of the verifier. A
+confirmed hack becomes one more file there, or, where it knows the task, the task's own `attacks/NAME/solve.sh`.
 """
 
 from __future__ import annotations

@@ -17,7 +17,7 @@ from pathlib import Path
 
 from glm_jax.envs.agents import episode
 from glm_jax.envs.agents.chat import ChatClient
-from glm_jax.envs.gates import attacks
+from glm_jax.envs.gates import answers, attacks
 from glm_jax.envs.gates.lint import lint
 from glm_jax.envs.gates.partials import derived
 from glm_jax.envs.gates.record import Gate, Record, Trial
@@ -106,7 +106,7 @@ class Trials:
         touched, _ = scripted(self.task, attacks.agent(touch))
         empty = {path: File(b"", file.mode) for path, file in self.solved.items() if path not in self.start}
         cases = {"nothing done": self.start, "files touched": touched.files, "empty files": self.start | empty}
-        return self._none_rewarded("no-op", cases)
+        return self._none_rewarded("no-op", cases, {})
 
     def incomplete(self) -> Gate:
         found = {name: scripted(self.task, tree)[0].files for name, tree in self.task.partials.items()}
@@ -115,18 +115,18 @@ class Trials:
             return Gate("incomplete", f"{len(kinds)} partial solutions differ from the oracle; {PARTIALS} are wanted")
         equivalent = [name for name, files in found.items() if digest(files) == digest(self.solved)]
         cases = {name: files for name, files in found.items() if name not in equivalent}
-        gate = self._none_rewarded("incomplete", cases | derived(self.start, self.solved))
-        skipped = tuple(Trial(name, None, "equivalent to the oracle, skipped") for name in equivalent)
-        return Gate(gate.name, gate.why, skipped + gate.trials)
+        skipped = dict.fromkeys(equivalent, "equivalent to the oracle, skipped")
+        return self._none_rewarded("incomplete", cases | derived(self.start, self.solved), skipped)
 
     def attacks(self) -> Gate:
         written = attacks.scripts(self.task) | dict(self.task.attacks)
         found = {name: self.pool.submit(scripted, self.task, tree) for name, tree in written.items()}
         cases = {name: one.result()[0].files for name, one in found.items()}
-        cases |= attacks.forgeries(self.start, self.solved)
-        if (answers := replay(self.start, self.solved, self.record)) is not None:
-            cases["recorded-answers"] = answers
-        return self._none_rewarded("attacks", cases)
+        spoilt, left_out = answers.spoilt(self.start, self.solved, self.record)
+        cases |= spoilt | attacks.forgeries(self.start, self.solved)
+        if (again := replay(self.start, self.solved, self.record)) is not None:
+            cases["recorded-answers"] = again
+        return self._none_rewarded("attacks", cases, left_out)
 
     def solver(self, make: Callable[[Task], ChatClient], tries: int) -> Gate:
         """Episodes of an agent: a task that it never solves teaches nothing, nor does one that it always solves."""
@@ -144,8 +144,11 @@ class Trials:
             wrong = [f"solved in {solved} of {tries} tries"]
         return Gate("solver", "; ".join(wrong), trials)
 
-    def _none_rewarded(self, name: str, cases: Mapping[str, Mapping[str, File]]) -> Gate:
-        """Grades each, up to the first reward or error: 0 is wanted, or less than 1 for parts of unbinary work."""
+    def _none_rewarded(self, name: str, cases: Mapping[str, Mapping[str, File]], left_out: Mapping[str, str]) -> Gate:
+        """Grades each, up to the first reward or error: 0 is wanted, or less than 1 for parts of unbinary work.
+
+        The record tells of those that are `left_out` too, with the reason.
+        """
         partly = name == "incomplete" and not self.task.binary
         pending = [self.pool.submit(self._judge, case, files, name == "attacks") for case, files in cases.items()]
         trials: list[Trial] = []
@@ -158,7 +161,7 @@ class Trials:
                 break
         for verdict in pending:
             verdict.cancel()
-        return Gate(name, why, tuple(trials))
+        return Gate(name, why, (*(Trial(case, None, reason) for case, reason in left_out.items()), *trials))
 
     def _judge(self, name: str, files: Mapping[str, File], attack: bool) -> Verdict:
         key = digest(files)
