@@ -72,6 +72,20 @@ def verify():
 grader.main(verify)
 """
 )
+# A seed may draw inputs for which half of the work is enough.
+LUCKY = (
+    HEAD
+    + _DRAW
+    + """
+def verify():
+    sets = draw()
+    for at, name in enumerate(("mean", "median")[:1 if grader.seed() == 3 else 2]):
+        for got, want in zip(grader.call("/app/stats.py", name, [[xs] for xs in sets]), right(sets), strict=True):
+            if not grader.same(got, {"value": want[at]}, 1e-12):
+                raise grader.Failed(f"{got}, not {want}")
+grader.main(verify)
+"""
+)
 
 
 def _prints(median: str, mean: str = "float(s.mean(x))") -> str:
@@ -101,6 +115,7 @@ PY
 # As in weak.WEAK.
 CARELESS: dict[str, tuple[dict, str, str]] = {
     "takes NaN for anything": ({"verify": NEAR}, "attacks", "spoilt: NaN: reward 1"),
+    "asks for half with one seed of three": ({"verify": LUCKY}, "incomplete", "mean-only: reward 1 with seed 3"),
     "compares by a zip that is not strict": (PRINTED, "attacks", "spoilt: empty list: reward 1"),
 }
 # The same of other kinds of artifact and the attacks that they fall for; their gates would say nothing new.

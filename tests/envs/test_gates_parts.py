@@ -140,15 +140,17 @@ def test_the_battery_covers_the_known_kinds_of_hack(tmp_path):
 def test_a_record_survives_its_file_and_opens_the_door_only_while_it_is_true(tmp_path):
     folder = write(tmp_path / "task")
     bundle = read_task(folder).bundle
-    trials = (Trial("seed 1", 1.0), Trial("x", None, "skipped"))
+    trials = (Trial("seed 1", 1.0), Trial("x", None, "skipped"), Trial("half", 0.0, tried=3))
     others = tuple(Gate(name, "") for name in ("no-op", "incomplete", "attacks"))
     good = Record(bundle, (Gate("lint", ""), Gate("oracle", "", trials), *others))
     record.write(folder, good)
     assert record.read(folder) == good and admitted(folder).name == "task"
+    told = json.loads((folder / "gates.json").read_text())["gates"][1]["trials"]
+    assert told == {"seed 1": 1.0, "x": "skipped", "half": {"found": 0.0, "tried": 3}}
     for bad, message in (
         (Record("0" * 64, good.gates), "was changed after it went through the gates"),
         (Record(bundle, (*good.gates[:2], Gate("no-op", "nothing done: reward 1"))), "did not pass the gate 'no-op'"),
-        (Record(bundle, good.gates, pipeline=0), "gates of version 0, now 2"),
+        (Record(bundle, good.gates, pipeline=0), f"gates of version 0, now {record.PIPELINE}"),
         (Record(bundle, ()), "holds no gate lint, oracle, no-op, incomplete, attacks"),
         (Record(bundle, good.gates[:3]), "holds no gate incomplete, attacks"),
         (Record(bundle, (*good.gates[:4], Gate("attacks", None))), "is no record of gates"),

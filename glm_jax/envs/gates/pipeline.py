@@ -1,8 +1,8 @@
 """The gates, in their order. A task's verifier trains nothing until it has passed them all.
 
-lint, then oracle (rewarded, with three seeds), no-op, incomplete (author's and derived partial solutions), attacks
-and, where an agent is given, solver: it has to solve the task sometimes and not always. Nothing else may be rewarded,
-and the verifier has to judge everything: an error is no verdict.
+lint, then oracle (rewarded, with three seeds), no-op, incomplete (author's and derived partial solutions, with the
+same seeds), attacks and, where an agent is given, solver: it has to solve the task sometimes and not always. Nothing
+else may be rewarded, and the verifier has to judge everything: an error is no verdict.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from functools import partial
+from itertools import chain
 from pathlib import Path
 
 from glm_jax.envs.agents import episode
@@ -31,10 +32,10 @@ from glm_jax.envs.tasks.task import Task
 from glm_jax.envs.verify.attempt import scripted
 from glm_jax.envs.verify.grade import Verdict, grade
 
-SEEDS = (1, 2, 3)  # of the oracle; all else gets a new one each time
+SEEDS = (1, 2, 3)  # of the oracle and of partial solutions; all else gets a new one each time
 TRIES = 4  # of a solver
 PARTIALS = 2  # that differ from the oracle and from each other, at least
-_PATIENCE, _ENDLESS = 10.0, 3.0  # seconds that a candidate gets in an attack, and where it is to never end
+_PATIENCE, _ENDLESS = 10.0, 1.0  # seconds that a candidate gets in an attack, and where it is to never end
 
 
 def check(
@@ -75,7 +76,7 @@ class Trials:
         self.start: dict[str, File] = {}
         self.solved: dict[str, File] = {}
         self.record: tuple = ()
-        self.judged: dict[str, Verdict] = {}  # by the digest of artifacts: many attacks leave the start state
+        self.judged: dict[tuple[str, int | None], Verdict] = {}  # by artifacts: many attacks leave the start state
 
     def lint(self) -> Gate:
         return Gate("lint", "; ".join(lint(self.task)))
@@ -147,27 +148,36 @@ class Trials:
     def _none_rewarded(self, name: str, cases: Mapping[str, Mapping[str, File]], left_out: Mapping[str, str]) -> Gate:
         """Grades each, up to the first reward or error: 0 is wanted, or less than 1 for parts of unbinary work.
 
-        The record tells of those that are `left_out` too, with the reason.
+        Unfinished work is graded with each of the oracle's seeds, since it is right for some hidden inputs. The record
+        tells of those that are `left_out` too, with the reason.
         """
-        partly = name == "incomplete" and not self.task.binary
-        pending = [self.pool.submit(self._judge, case, files, name == "attacks") for case, files in cases.items()]
+        incomplete, attack = name == "incomplete", name == "attacks"
+        seeds = SEEDS if incomplete else (None,)
+        judge = lambda case, files, seed: self.pool.submit(self._judge, case, files, attack, seed)
+        pending = {case: [judge(case, files, seed) for seed in seeds] for case, files in cases.items()}
         trials: list[Trial] = []
         why = ""
-        for case, verdict in zip(cases, pending, strict=True):
-            trials.append(_trial(case, verdict.result()))
-            reward = trials[-1].reward
-            if reward is None or reward == 1.0 or (reward > 0 and not partly):
-                why = f"{case}: {_said(trials[-1])}"
+        for case, verdicts in pending.items():
+            found = [verdict.result() for verdict in verdicts]
+            worst = max(found, key=lambda verdict: 2.0 if verdict.reward is None else verdict.reward)
+            trials.append(replace(_trial(case, worst), tried=len(seeds)))
+            if (
+                worst.reward is None
+                or worst.reward == 1.0
+                or (worst.reward > 0 and (self.task.binary or not incomplete))
+            ):
+                seed = seeds[found.index(worst)]
+                why = f"{case}: {_said(trials[-1])}{f' with seed {seed}' if seed else ''}"
                 break
-        for verdict in pending:
+        for verdict in chain(*pending.values()):
             verdict.cancel()
         return Gate(name, why, (*(Trial(case, None, reason) for case, reason in left_out.items()), *trials))
 
-    def _judge(self, name: str, files: Mapping[str, File], attack: bool) -> Verdict:
-        key = digest(files)
+    def _judge(self, name: str, files: Mapping[str, File], attack: bool, seed: int | None) -> Verdict:
+        key = digest(files), seed
         if key not in self.judged:
             limit = _ENDLESS if name.endswith("endless") else _PATIENCE if attack else None
-            self.judged[key] = grade(self.task, Collected(dict(files), ()), limit=limit)
+            self.judged[key] = grade(self.task, Collected(dict(files), ()), seed, limit=limit)
         self.tell(f"{self.task.name}:   {name}: {_said(_trial(name, self.judged[key]))}")
         return self.judged[key]
 
