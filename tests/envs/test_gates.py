@@ -145,9 +145,11 @@ import sys
 sys.path.insert(0, "/grader")
 import grader
 def handle(request):
+    if isinstance(request, list):
+        return sum(request.count(one) for one in request)
     return {"doubled": 2 * request, "padding": "x" * 1000}
 def verify():
-    grader.serve([grader.PYTHON, "-I", "-S", "/app/stats.py"], handle, timeout=3.0)
+    grader.serve([grader.PYTHON, "-I", "-S", "/app/stats.py"], handle, timeout=2.0)
 grader.main(verify)
 """
 
@@ -157,7 +159,8 @@ grader.main(verify)
     [
         ("print(1, flush=True); assert '\"doubled\": 2' in input()", ""),
         ("while True: print(1, flush=True)", "failed: it does not read its answers"),
-        ("import time; time.sleep(1000)", "failed: /"),  # took more than 3 s
+        ("import time; time.sleep(1000)", "failed: /"),  # took more than 2 s
+        ("print(list(range(150_000)), flush=True); input()", "failed: what it wrote took more than "),  # its square
         ("print('x' * (9 << 20), flush=True); input()", "failed: a request of more than"),
         ("print('{', flush=True); input()", "failed: no JSON"),
         ("print(1, end='', flush=True)", ""),  # half a request is none
@@ -236,7 +239,7 @@ def test_a_file_whose_name_is_no_text_is_told_in_a_text(tmp_path):
 
 
 def test_a_candidates_box_that_does_not_start_is_an_error_and_no_reward(tmp_path):
-    broken = "grader._settings['prefix'].append('--no-such-option')"
+    broken = "sys.modules['candidate'].SETTINGS['prefix'].append('--no-such-option')"
     verify = SERVICE.replace("def verify", f"{broken}\ndef verify")
     task = read_task(write(tmp_path / "task", verify))
     verdict = grade(task, scripted(task, task.solution)[0])
