@@ -10,7 +10,7 @@ from glm_jax.envs.tasks.harbor import read_task
 from glm_jax.envs.tasks.task import GATES_FILE, Task, TaskError, bundle_hash
 
 GATES = ("lint", "oracle", "no-op", "incomplete", "attacks")  # that every task has to pass; a solver's is one more
-PIPELINE = 2  # of the gates themselves: stronger gates get a new number, which voids what weaker ones found
+PIPELINE = 3  # of the gates themselves: stronger gates get a new number, which voids what weaker ones found
 
 
 class UngatedTask(TaskError):
