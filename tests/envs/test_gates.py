@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from glm_jax.cli.main import main
-from glm_jax.envs.gates import attacks, pipeline
+from glm_jax.envs.gates import answers, attacks, pipeline
 from glm_jax.envs.gates.record import UngatedTask, admitted
 from glm_jax.envs.gates.replay import replay
 from glm_jax.envs.sandbox.box import Collected
@@ -16,6 +16,7 @@ from glm_jax.envs.sandbox.files import File
 from glm_jax.envs.tasks.harbor import read_task
 from glm_jax.envs.verify.attempt import agent_box, scripted
 from glm_jax.envs.verify.grade import grade, grade_in_place
+from tests.envs.careless import CARELESS, OF_OTHER_KINDS
 from tests.envs.weak import COPIED, TEETH, WEAK, write
 
 pytestmark = pytest.mark.envs
@@ -30,9 +31,9 @@ def test_a_shipped_task_passes_every_gate(folder: Path):
     assert len(found.gates[-1].trials) >= 30
 
 
-@pytest.mark.parametrize("name", WEAK)
+@pytest.mark.parametrize("name", [*WEAK, *CARELESS])
 def test_a_weak_verifier_is_refused_by_name_of_the_gate(tmp_path, name: str):
-    how, gate, reason = WEAK[name]
+    how, gate, reason = (WEAK | CARELESS)[name]
     found = pipeline.check(write(tmp_path / "stats", **how))
     assert found.failing is not None, "it passed"
     assert found.failing.name == gate, found.failing
@@ -51,6 +52,15 @@ def test_an_attack_of_the_battery_succeeds_where_it_should(tmp_path, name: str, 
     assert grade(task, Collected(files, ())).reward == 1.0
 
 
+@pytest.mark.parametrize("name", OF_OTHER_KINDS)
+def test_spoilt_answers_of_every_kind_pass_a_careless_comparison_and_no_others_do(tmp_path, name: str):
+    how, succeed = OF_OTHER_KINDS[name]
+    task = read_task(write(tmp_path / "stats", **how))
+    start, solved = (scripted(task, tree)[0] for tree in (attacks.agent("true"), task.solution))
+    cases, _ = answers.spoilt(start.files, solved.files, grade(task, solved, record=True).record)
+    assert tuple(case for case in cases if grade(task, Collected(cases[case], ())).reward != 0.0) == succeed
+
+
 @pytest.mark.parametrize("name", ["top-clients", "orders-report", "retrace-storm"])
 def test_recorded_answers_pass_where_inputs_are_not_drawn_anew(tmp_path, name: str):
     """Scripts and programs, with files and input: a shipped task passes until its seed is fixed."""
@@ -59,9 +69,9 @@ def test_recorded_answers_pass_where_inputs_are_not_drawn_anew(tmp_path, name: s
     verify.write_text(verify.read_text().replace("grader.rng()", "__import__('random').Random(3)"))
     task = read_task(folder)
     start, solved = (scripted(task, tree)[0] for tree in (attacks.agent("true"), task.solution))
-    answers = replay(start.files, solved.files, grade(task, solved, record=True).record)
-    assert grade(task, Collected(answers, ())).reward == 1.0
-    assert grade(read_task(SHIPPED / name), Collected(answers, ())).reward == 0.0
+    again = replay(start.files, solved.files, grade(task, solved, record=True).record)
+    assert grade(task, Collected(again, ())).reward == 1.0
+    assert grade(read_task(SHIPPED / name), Collected(again, ())).reward == 0.0
 
 
 def test_the_good_verifier_of_the_same_task_passes_and_any_change_voids_it(tmp_path, capsys):
@@ -135,9 +145,11 @@ import sys
 sys.path.insert(0, "/grader")
 import grader
 def handle(request):
+    if isinstance(request, list):
+        return sum(request.count(one) for one in request)
     return {"doubled": 2 * request, "padding": "x" * 1000}
 def verify():
-    grader.serve([grader.PYTHON, "-I", "-S", "/app/stats.py"], handle, timeout=3.0)
+    grader.serve([grader.PYTHON, "-I", "-S", "/app/stats.py"], handle, timeout=2.0)
 grader.main(verify)
 """
 
@@ -147,7 +159,8 @@ grader.main(verify)
     [
         ("print(1, flush=True); assert '\"doubled\": 2' in input()", ""),
         ("while True: print(1, flush=True)", "failed: it does not read its answers"),
-        ("import time; time.sleep(1000)", "failed: /"),  # took more than 3 s
+        ("import time; time.sleep(1000)", "failed: /"),  # took more than 2 s
+        ("print(list(range(150_000)), flush=True); input()", "failed: what it wrote took more than "),  # its square
         ("print('x' * (9 << 20), flush=True); input()", "failed: a request of more than"),
         ("print('{', flush=True); input()", "failed: no JSON"),
         ("print(1, end='', flush=True)", ""),  # half a request is none
@@ -226,7 +239,7 @@ def test_a_file_whose_name_is_no_text_is_told_in_a_text(tmp_path):
 
 
 def test_a_candidates_box_that_does_not_start_is_an_error_and_no_reward(tmp_path):
-    broken = "grader._settings['prefix'].append('--no-such-option')"
+    broken = "sys.modules['candidate'].SETTINGS['prefix'].append('--no-such-option')"
     verify = SERVICE.replace("def verify", f"{broken}\ndef verify")
     task = read_task(write(tmp_path / "task", verify))
     verdict = grade(task, scripted(task, task.solution)[0])

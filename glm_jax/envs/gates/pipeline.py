@@ -1,8 +1,8 @@
 """The gates, in their order. A task's verifier trains nothing until it has passed them all.
 
-lint, then oracle (rewarded, with three seeds), no-op, incomplete (author's and derived partial solutions), attacks
-and, where an agent is given, solver: it has to solve the task sometimes and not always. Nothing else may be rewarded,
-and the verifier has to judge everything: an error is no verdict.
+lint, then oracle (rewarded, with three seeds), no-op, incomplete (author's and derived partial solutions, with the
+same seeds), attacks and, where an agent is given, solver: it has to solve the task sometimes and not always. Nothing
+else may be rewarded, and the verifier has to judge everything: an error is no verdict.
 """
 
 from __future__ import annotations
@@ -13,11 +13,12 @@ from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from functools import partial
+from itertools import chain
 from pathlib import Path
 
 from glm_jax.envs.agents import episode
 from glm_jax.envs.agents.chat import ChatClient
-from glm_jax.envs.gates import attacks
+from glm_jax.envs.gates import answers, attacks
 from glm_jax.envs.gates.lint import lint
 from glm_jax.envs.gates.partials import derived
 from glm_jax.envs.gates.record import Gate, Record, Trial
@@ -31,10 +32,10 @@ from glm_jax.envs.tasks.task import Task
 from glm_jax.envs.verify.attempt import scripted
 from glm_jax.envs.verify.grade import Verdict, grade
 
-SEEDS = (1, 2, 3)  # of the oracle; all else gets a new one each time
+SEEDS = (1, 2, 3)  # of the oracle and of partial solutions; all else gets a new one each time
 TRIES = 4  # of a solver
 PARTIALS = 2  # that differ from the oracle and from each other, at least
-_PATIENCE, _ENDLESS = 10.0, 3.0  # seconds that a candidate gets in an attack, and where it is to never end
+_PATIENCE, _ENDLESS = 10.0, 1.0  # seconds that a candidate gets in an attack, and where it is to never end
 
 
 def check(
@@ -75,7 +76,7 @@ class Trials:
         self.start: dict[str, File] = {}
         self.solved: dict[str, File] = {}
         self.record: tuple = ()
-        self.judged: dict[str, Verdict] = {}  # by the digest of artifacts: many attacks leave the start state
+        self.judged: dict[tuple[str, int | None], Verdict] = {}  # by artifacts: many attacks leave the start state
 
     def lint(self) -> Gate:
         return Gate("lint", "; ".join(lint(self.task)))
@@ -106,7 +107,7 @@ class Trials:
         touched, _ = scripted(self.task, attacks.agent(touch))
         empty = {path: File(b"", file.mode) for path, file in self.solved.items() if path not in self.start}
         cases = {"nothing done": self.start, "files touched": touched.files, "empty files": self.start | empty}
-        return self._none_rewarded("no-op", cases)
+        return self._none_rewarded("no-op", cases, {})
 
     def incomplete(self) -> Gate:
         found = {name: scripted(self.task, tree)[0].files for name, tree in self.task.partials.items()}
@@ -115,18 +116,18 @@ class Trials:
             return Gate("incomplete", f"{len(kinds)} partial solutions differ from the oracle; {PARTIALS} are wanted")
         equivalent = [name for name, files in found.items() if digest(files) == digest(self.solved)]
         cases = {name: files for name, files in found.items() if name not in equivalent}
-        gate = self._none_rewarded("incomplete", cases | derived(self.start, self.solved))
-        skipped = tuple(Trial(name, None, "equivalent to the oracle, skipped") for name in equivalent)
-        return Gate(gate.name, gate.why, skipped + gate.trials)
+        skipped = dict.fromkeys(equivalent, "equivalent to the oracle, skipped")
+        return self._none_rewarded("incomplete", cases | derived(self.start, self.solved), skipped)
 
     def attacks(self) -> Gate:
         written = attacks.scripts(self.task) | dict(self.task.attacks)
         found = {name: self.pool.submit(scripted, self.task, tree) for name, tree in written.items()}
         cases = {name: one.result()[0].files for name, one in found.items()}
-        cases |= attacks.forgeries(self.start, self.solved)
-        if (answers := replay(self.start, self.solved, self.record)) is not None:
-            cases["recorded-answers"] = answers
-        return self._none_rewarded("attacks", cases)
+        spoilt, left_out = answers.spoilt(self.start, self.solved, self.record)
+        cases |= spoilt | attacks.forgeries(self.start, self.solved)
+        if (again := replay(self.start, self.solved, self.record)) is not None:
+            cases["recorded-answers"] = again
+        return self._none_rewarded("attacks", cases, left_out)
 
     def solver(self, make: Callable[[Task], ChatClient], tries: int) -> Gate:
         """Episodes of an agent: a task that it never solves teaches nothing, nor does one that it always solves."""
@@ -144,27 +145,39 @@ class Trials:
             wrong = [f"solved in {solved} of {tries} tries"]
         return Gate("solver", "; ".join(wrong), trials)
 
-    def _none_rewarded(self, name: str, cases: Mapping[str, Mapping[str, File]]) -> Gate:
-        """Grades each, up to the first reward or error: 0 is wanted, or less than 1 for parts of unbinary work."""
-        partly = name == "incomplete" and not self.task.binary
-        pending = [self.pool.submit(self._judge, case, files, name == "attacks") for case, files in cases.items()]
+    def _none_rewarded(self, name: str, cases: Mapping[str, Mapping[str, File]], left_out: Mapping[str, str]) -> Gate:
+        """Grades each, up to the first reward or error: 0 is wanted, or less than 1 for parts of unbinary work.
+
+        Unfinished work is graded with each of the oracle's seeds, since it is right for some hidden inputs. The record
+        tells of those that are `left_out` too, with the reason.
+        """
+        incomplete, attack = name == "incomplete", name == "attacks"
+        seeds = SEEDS if incomplete else (None,)
+        judge = lambda case, files, seed: self.pool.submit(self._judge, case, files, attack, seed)
+        pending = {case: [judge(case, files, seed) for seed in seeds] for case, files in cases.items()}
         trials: list[Trial] = []
         why = ""
-        for case, verdict in zip(cases, pending, strict=True):
-            trials.append(_trial(case, verdict.result()))
-            reward = trials[-1].reward
-            if reward is None or reward == 1.0 or (reward > 0 and not partly):
-                why = f"{case}: {_said(trials[-1])}"
+        for case, verdicts in pending.items():
+            found = [verdict.result() for verdict in verdicts]
+            worst = max(found, key=lambda verdict: 2.0 if verdict.reward is None else verdict.reward)
+            trials.append(replace(_trial(case, worst), tried=len(seeds)))
+            if (
+                worst.reward is None
+                or worst.reward == 1.0
+                or (worst.reward > 0 and (self.task.binary or not incomplete))
+            ):
+                seed = seeds[found.index(worst)]
+                why = f"{case}: {_said(trials[-1])}{f' with seed {seed}' if seed else ''}"
                 break
-        for verdict in pending:
+        for verdict in chain(*pending.values()):
             verdict.cancel()
-        return Gate(name, why, tuple(trials))
+        return Gate(name, why, (*(Trial(case, None, reason) for case, reason in left_out.items()), *trials))
 
-    def _judge(self, name: str, files: Mapping[str, File], attack: bool) -> Verdict:
-        key = digest(files)
+    def _judge(self, name: str, files: Mapping[str, File], attack: bool, seed: int | None) -> Verdict:
+        key = digest(files), seed
         if key not in self.judged:
             limit = _ENDLESS if name.endswith("endless") else _PATIENCE if attack else None
-            self.judged[key] = grade(self.task, Collected(dict(files), ()), limit=limit)
+            self.judged[key] = grade(self.task, Collected(dict(files), ()), seed, limit=limit)
         self.tell(f"{self.task.name}:   {name}: {_said(_trial(name, self.judged[key]))}")
         return self.judged[key]
 

@@ -10,7 +10,7 @@ from glm_jax.envs.tasks.harbor import read_task
 from glm_jax.envs.tasks.task import GATES_FILE, Task, TaskError, bundle_hash
 
 GATES = ("lint", "oracle", "no-op", "incomplete", "attacks")  # that every task has to pass; a solver's is one more
-PIPELINE = 2  # of the gates themselves: stronger gates get a new number, which voids what weaker ones found
+PIPELINE = 3  # of the gates themselves: stronger gates get a new number, which voids what weaker ones found
 
 
 class UngatedTask(TaskError):
@@ -19,11 +19,13 @@ class UngatedTask(TaskError):
 
 @dataclass(frozen=True)
 class Trial:
-    """One run of a verifier: what was tried, the reward that it gave, and the error where it gave none."""
+    """What was tried, the reward that the verifier gave, and the error where it gave none; of several gradings, with
+    different hidden inputs, the worst."""
 
     name: str
     reward: float | None
     note: str = ""
+    tried: int = 1
 
 
 @dataclass(frozen=True)
@@ -57,12 +59,12 @@ class Record:
 
 
 def write(folder: Path, record: Record) -> None:
-    """Writes gates.json: of each trial its reward, or the note where there is none."""
+    """Writes gates.json: of each trial its reward, or the note where there is none, and how often if more than once."""
     gates = [
         {
             "name": gate.name,
             "why": gate.why,
-            "trials": {t.name: t.note if t.reward is None else t.reward for t in gate.trials},
+            "trials": {trial.name: _told(trial) for trial in gate.trials},
         }
         for gate in record.gates
     ]
@@ -90,8 +92,15 @@ def read(folder: Path) -> Record:
         raise UngatedTask(f"{path} is no record of gates ({error!r}): glm-jax envs check {folder}") from error
 
 
-def _trial(name: str, found: float | str) -> Trial:
-    return Trial(name, None, found) if isinstance(found, str) else Trial(name, found)
+def _told(trial: Trial) -> float | str | dict[str, float | str]:
+    found = trial.note if trial.reward is None else trial.reward
+    return found if trial.tried == 1 else {"found": found, "tried": trial.tried}
+
+
+def _trial(name: str, told: float | str | dict) -> Trial:
+    found, tried = (told["found"], told["tried"]) if isinstance(told, dict) else (told, 1)
+    reward, note = (None, found) if isinstance(found, str) else (found, "")
+    return Trial(name, reward, note, tried)
 
 
 def admitted(folder: Path) -> Task:

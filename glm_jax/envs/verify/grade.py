@@ -25,7 +25,7 @@ from glm_jax.envs.verify.attempt import folders
 from glm_jax.text import decode
 
 LOGS = "/logs/verifier"
-_LIBRARY = Path(__file__).with_name("grader.py")
+_LIBRARY = tuple(sorted(Path(__file__).with_name("driver").glob("[!_]*.py")))
 _CANDIDATE_MB = 64  # of each writable folder of a candidate's box
 
 
@@ -63,6 +63,7 @@ def grade(
         box.put(placed(task.tests, "/tests") | _grader((*places, *sorted(logs)), task.limits.processes // 2))
         box.run(["/bin/mkdir", "-p", LOGS], 10.0)
         env = {**task.verifier_env, "GRADER_SEED": str(seed), **({"GRADER_RECORD": "1"} if record else {})}
+        env["GRADER_SECONDS"] = str(task.verifier_timeout)
         if limit is not None:
             env["GRADER_LIMIT"] = str(limit)
         verdict = _verdict(task, box, env, "/tests", record)
@@ -146,7 +147,7 @@ def _grader(places: tuple[str, ...], processes: int) -> dict[str, File]:
     settings = {"prefix": prefix, "sealed": bubblewrap.sealed(), "env": environment(), "workdir": places[0]}
     settings |= {"python": sys.executable, "processes": processes}
     return {
-        "/grader/grader.py": File(_LIBRARY.read_bytes()),
+        **{f"/grader/{path.name}": File(path.read_bytes()) for path in _LIBRARY},
         "/grader/settings.json": File(json.dumps(settings).encode()),
         "/grader/filter.bpf": File(seccomp.program(nesting=False, watched=False)),
     }

@@ -31,6 +31,8 @@ class Service:
             parts = request.get("parts")
             if not isinstance(parts, list):
                 raise grader.Failed("a step has parts")
+            if len(parts) > self.most_fed:
+                raise grader.Failed(f"{len(parts)} parts in a step; {self.most_fed} tokens may be fed in all")
             self.calls += 1
             if self.calls > self.most_calls:
                 raise grader.Failed(f"more than {self.most_calls} calls")
@@ -77,7 +79,7 @@ def verify():
     for branches, count in ((1, 1), (1, 6), (3, 9)):
         prompts = draw(rng, branches)
         service = Service(key, prompts, count)
-        grader.serve([grader.PYTHON, "-I", "-S", "/app/decode.py"], service.handle, timeout=10.0)
+        grader.serve([grader.PYTHON, "-I", "-S", "/app/decode.py"], service.handle, timeout=5.0)
         if not grader.same(service.texts, [service.wanted(prompt) for prompt in prompts]):
             raise grader.Failed("the continuations are not the model's")
         spent.append(service.fed / service.most_fed)
