@@ -37,7 +37,7 @@ test: $(STAMP)
 
 test-all: $(STAMP) $(PARITY) $(COMPILERS)
 	$(PYTEST) -m "($(HEAVY)) and not (compile or nightly)"
-	PYTHONPATH=$(COMPILERS) $(PYTEST) -m "compile and not nightly"
+	TESTS_COMPILE=full PYTHONPATH=$(COMPILERS) $(PYTEST) -m "compile and not nightly"
 
 nightly: export TESTS_COMPILE := full
 nightly: $(STAMP) $(PARITY) $(COMPILERS) $(NEWEST)

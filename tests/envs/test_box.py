@@ -108,6 +108,7 @@ def test_an_ordinary_user_has_boxes_with_the_same_properties_and_grades_in_them(
     folder = Path(tempfile.mkdtemp(prefix="glm-jax-test-"))
     try:
         shutil.copytree(ROOT / "glm_jax" / "envs", folder / "glm_jax" / "envs")
+        shutil.copy(ROOT / "glm_jax" / "text.py", folder / "glm_jax")
         write(folder / "task")
         subprocess.run(["chmod", "-R", "a+rX", str(folder)], check=True)
         (folder / "home").mkdir()
